@@ -1,0 +1,44 @@
+"""What a user may ask of a job, validated once where it enters. This file imports neither torch nor SQLAlchemy."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Queue = Literal["bulk", "interactive"]
+#: Longest question taken, in characters: far beyond any window, short of what would stall the validator.
+MAX_QUESTION_CHARS = 100_000
+
+
+class AnswerOptions(BaseModel):
+    """Options of a job; a row may override those that `RowOptions` names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    collection: str
+    top_k: Annotated[int, Field(ge=0, le=100)] = 3
+    max_tokens: Annotated[int, Field(ge=1, le=32_768)] = 128
+    temperature: Annotated[float, Field(ge=0, le=10)] = 0.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    stop: tuple[str, ...] = ()
+    speculation: bool = True
+    queue: Queue = "bulk"
+
+
+class RowOptions(BaseModel):
+    """What one row of a question file may set for itself; unset means the job's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    top_k: Annotated[int, Field(ge=0, le=100)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=32_768)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=10)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    stop: tuple[str, ...] | None = None
+
+    def merged(self, job: AnswerOptions) -> AnswerOptions:
+        """The options this row is answered with."""
+        return job.model_copy(update={k: v for k, v in self.model_dump().items() if v is not None})

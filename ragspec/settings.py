@@ -1,0 +1,195 @@
+"""Every RAGSPEC_* setting, once and typed. Nothing else in the project reads the environment.
+
+Precedence, highest first: environment variables, `.env` in the working directory, the addresses that a running
+`ragspec up` wrote to `RAGSPEC_HOME/run/services.json`, defaults.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from ragspec.errors import ServiceUnavailableError, SettingsError
+
+PREFIX = "RAGSPEC_"
+#: What `ragspec up` writes while it runs: {"redis_url": ..., "database_url": ..., "chroma_url": ..., "flower_url": ...}
+SERVICES_FILE = Path("run") / "services.json"
+#: Names that stand for the models that ship as Python wheels.
+DEFAULT_MODEL = "smollm2-135m-instruct"
+DEFAULT_EMBEDDER = "all-minilm-l6-v2"
+
+Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Settings(BaseSettings):
+    """All settings; field `x` is read from `RAGSPEC_X`."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_file=".env", extra="ignore", frozen=True)
+
+    home: Path = Field(Path("~/.ragspec"), description="State of the embedded services, model cache, logs.")
+
+    # Services. Unset means: the embedded one that `ragspec up` runs.
+    redis_url: SecretStr | None = Field(None, description="Redis of the queue, redis:// or rediss://.")
+    database_url: SecretStr | None = Field(None, description="PostgreSQL, postgresql://user:password@host/database.")
+    chroma_url: SecretStr | None = Field(None, description="Chroma server, http:// or https://.")
+    flower_port: int = Field(5555, ge=0, le=65535, description="Port of Flower under `ragspec up`; 0 takes a free one.")
+    flower_user: str = Field("ragspec", description="User name that Flower asks for.")
+    flower_password: SecretStr | None = Field(None, description="Flower's password; unset lets loopback in freely.")
+
+    # Models
+    model: str = Field(DEFAULT_MODEL, description="Target: a shipped name, a hub id or a local folder.")
+    embedder: str = Field(DEFAULT_EMBEDDER, description="Embedder: a shipped name, a hub id or a local folder.")
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N; auto takes CUDA where there is one.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="auto is bfloat16 where the device multiplies it fast, else float32."
+    )
+    model_cache: Path | None = Field(None, description="Where models lie; default RAGSPEC_HOME/models.")
+
+    # Engine
+    max_batch: Positive = Field(16, description="Sequences decoded together.")
+    context_window: int = Field(2048, ge=64, description="Tokens of prompt and answer; the model's limit caps it.")
+    prefill_chunk: Positive = Field(512, description="Prompt tokens that one step carries along at most.")
+    max_draft: int = Field(10, ge=0, le=64, description="Draft tokens per sequence and step; 0: no speculation.")
+    threads: int = Field(0, ge=0, description="CPU threads of the engine; 0 takes every core.")
+
+    # Prompt and retrieval
+    prompt_template: Path | None = Field(None, description="A Jinja file in place of the default prompt.")
+    on_no_context: Literal["answer", "no_context"] = Field(
+        "answer", description="Where nothing was retrieved: answer anyway, or finish with `no_context`."
+    )
+    retriever: str | None = Field(
+        None,
+        description="`module:attribute` of a LangChain retriever, or what makes one, in place of Chroma.",
+    )
+    chunk_tokens: int = Field(256, ge=16, description="Size of a passage in the embedder's tokens.")
+    chunk_overlap: int = Field(32, ge=0, description="Tokens that neighbouring passages share.")
+
+    # Queue
+    shard_size: Positive = Field(64, description="Questions per Celery message.")
+    bulk_concurrency: Positive = Field(3, description="Bulk shards that one worker has in flight.")
+    interactive_concurrency: Positive = Field(2, description="Interactive shards that one worker has in flight.")
+    heartbeat_interval: Seconds = Field(5, description="Seconds between two signs of life of a claim.")
+    stale_after: Seconds = Field(20, description="Seconds without a sign of life after which a claim is void.")
+    sweep_interval: Seconds = Field(5, description="Seconds between two sweeps for lost shards.")
+    visibility_timeout: Seconds = Field(3600, description="Seconds until Redis redelivers what is unacknowledged.")
+    shutdown_timeout: Seconds = Field(10, description="Seconds a node has on SIGTERM to hand back what is unanswered.")
+    engine_timeout: Seconds = Field(120, description="Seconds without an engine step before a restart.")
+    max_attempts: Positive = Field(5, description="Claims of one shard before its unanswered questions are failed.")
+
+    @field_validator("home", "model_cache", "prompt_template")
+    @classmethod
+    def _expand(cls, path: Path | None) -> Path | None:
+        return path.expanduser().absolute() if path else path
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str) -> str:
+        kind, _, index = device.partition(":")
+        if kind not in {"auto", "cpu", "cuda", "mps", "xpu"} or (index and not index.isdigit()):
+            msg = "must be auto, cpu, cuda or cuda:N"
+            raise ValueError(msg)
+        return device
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Put the addresses of a running `ragspec up` below everything a person wrote."""
+        del file_secret_settings
+        return init_settings, env_settings, dotenv_settings, RunningServices(settings_cls)
+
+    @property
+    def models_folder(self) -> Path:
+        """The model cache."""
+        return self.model_cache or self.home / "models"
+
+    def require_redis(self) -> str:
+        """Redis' URL, or an error that says how to get one."""
+        return _require(self.redis_url, "Redis", "redis_url")
+
+    def require_database(self) -> str:
+        """PostgreSQL's URL, or an error that says how to get one."""
+        return _require(self.database_url, "PostgreSQL", "database_url")
+
+    def require_chroma(self) -> str:
+        """Chroma's URL, or an error that says how to get one."""
+        return _require(self.chroma_url, "Chroma", "chroma_url")
+
+
+class RunningServices(PydanticBaseSettingsSource):
+    """Addresses of the embedded services of this `RAGSPEC_HOME`, while they run."""
+
+    def __call__(self) -> dict[str, Any]:
+        """Read the services file; an unreadable one counts as none."""
+        home = self.current_state.get("home") or Settings.model_fields["home"].default
+        try:
+            found = json.loads((Path(home).expanduser() / SERVICES_FILE).read_text())
+        except (OSError, ValueError):
+            return {}
+        known = {"redis_url", "database_url", "chroma_url"}
+        return {k: v for k, v in found.items() if k in known} if isinstance(found, dict) else {}
+
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
+        del field
+        return None, field_name, False
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Read all settings.
+
+    Raises:
+        SettingsError: names each variable that is wrong, what it holds and what is allowed.
+    """
+    try:
+        return Settings(**overrides)
+    except ValidationError as error:
+        raise SettingsError(_explain(error), "`ragspec config` lists every setting.") from None
+
+
+@lru_cache(maxsize=1)
+def settings() -> Settings:
+    """The settings of this process, read once."""
+    return load_settings()
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for fault in error.errors():
+        name = PREFIX + str(fault["loc"][0]).upper()
+        field = Settings.model_fields.get(str(fault["loc"][0]))
+        secret = field is not None and "SecretStr" in str(field.annotation)
+        lines.append(f"{name}={'***' if secret else repr(fault['input'])}: {fault['msg']}.")
+    return " ".join(dict.fromkeys(lines))
+
+
+def _require(url: SecretStr | None, service: str, field: str) -> str:
+    if url is None:
+        msg = f"{service} is neither running here nor configured."
+        raise ServiceUnavailableError(msg, f"Start it with `ragspec up`, or set {PREFIX}{field.upper()}.")
+    return url.get_secret_value()
+
+
+def setting_origins() -> dict[str, str]:
+    """Where each setting's value comes from: `environment`, `.env`, `ragspec up` or `default`."""
+    from pydantic_settings import DotEnvSettingsSource, EnvSettingsSource
+
+    environment = EnvSettingsSource(Settings)()
+    dotenv = DotEnvSettingsSource(Settings)()
+    running = RunningServices(Settings)
+    running._set_current_state({**dotenv, **environment})  # noqa: SLF001 - pydantic offers no public way
+    services = running()
+    named = (("environment", environment), (".env", dotenv), ("ragspec up", services))
+    return {
+        name: next((origin for origin, found in named if name in found), "default") for name in Settings.model_fields
+    }
