@@ -54,7 +54,7 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ragspec")
 def cli() -> None:
-    r"""Answer thousands of questions over your own documents, on your own machine.
+    """Answer thousands of questions over your own documents, on your own machine.
 
     \b
     Example:

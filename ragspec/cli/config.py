@@ -14,7 +14,7 @@ from ragspec.settings import PREFIX, Settings, load_settings, setting_origins
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def config(*, as_json: bool) -> None:
-    r"""Print every setting, its value and where it comes from. Secrets are masked.
+    """Print every setting, its value and where it comes from. Secrets are masked.
 
     \b
     Example:
