@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import StrictUndefined, TemplateError
+from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError
 from jinja2.sandbox import SandboxedEnvironment
 
 from ragspec.corpus.passage import Passage
@@ -153,20 +153,19 @@ def _read(template: Path | None) -> str:
 
 
 def _compile(source: str, template: Path | None) -> Any:
-    environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=False)
+    advice = "A template has blocks `system` and `user` and may use `question` and `passages`."
+    probe = {"number": 1, "title": "t", "text": "x", "document": "d"}
+    environment = SandboxedEnvironment(undefined=StrictUndefined)
     try:
         compiled = environment.from_string(source)
-        probe = {"number": 1, "title": "t", "text": "x", "document": "d"}
         context = compiled.new_context({"question": "q", "passages": [probe]})
-        if "user" not in compiled.blocks:
-            msg = "it has no block `user`"
-            raise TemplateError(msg)
         for block in compiled.blocks.values():
             "".join(block(context))
     except TemplateError as error:
-        where = f" line {error.lineno}" if getattr(error, "lineno", None) else ""
+        where = f" line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
         msg = f"RAGSPEC_PROMPT_TEMPLATE={str(template)!r}{where}: {error}."
-        raise SettingsError(
-            msg, "A template has blocks `system` and `user` and may use `question` and `passages`."
-        ) from error
+        raise SettingsError(msg, advice) from error
+    if "user" not in compiled.blocks:
+        msg = f"RAGSPEC_PROMPT_TEMPLATE={str(template)!r} has no block `user`."
+        raise SettingsError(msg, advice)
     return compiled
