@@ -84,8 +84,9 @@ def stop_detached(home: Path, say: Callable[[str], None], patience: float = 120.
         supervisor.terminate()
     # Not psutil's wait: where nobody collects the dead (a container without init), it would wait for a zombie.
     deadline = time.monotonic() + patience
-    while (gone := record.supervisor.find() is None) is False and time.monotonic() < deadline:
+    while record.supervisor.find() and time.monotonic() < deadline:
         time.sleep(_LOOK_EVERY)
+    gone = record.supervisor.find() is None
     if not gone:
         supervisor.kill()
     leftovers = end(record.children)
