@@ -92,12 +92,16 @@ def find_files(paths: Sequence[str]) -> Found:
             failures.append(failure(named, error))
         elif root.is_dir():
             for path in _walk(root, failures):
-                if _known(path):
-                    files.setdefault(path, _source_file(path, path.relative_to(root.parent).as_posix()))
-                else:
+                if not _known(path):
                     unknown += 1
-        elif _known(root):
-            files.setdefault(root, _source_file(root, root.name))
+                elif path.is_file():
+                    document = _printable(path.relative_to(root.parent).as_posix())
+                    files.setdefault(path, SourceFile(path, document, path.stat().st_size))
+                else:  # reading a pipe would wait for ever
+                    error = InputError("It is a broken link or no regular file.", code="unreadable_file")
+                    failures.append(failure(path, error))
+        elif _known(root) and root.is_file():
+            files.setdefault(root, SourceFile(root, _printable(root.name), root.stat().st_size))
         else:
             error = InputError(f"Its format is not known; known are {', '.join(FORMATS)}.", code="unsupported_format")
             failures.append(failure(named, error))
@@ -143,11 +147,3 @@ def _walk(root: Path, failures: list[Failure]) -> Iterator[Path]:
 
 def _known(path: Path) -> bool:
     return path.name.lower().endswith(FORMATS)
-
-
-def _source_file(path: Path, document: str) -> SourceFile:
-    try:
-        size = path.stat().st_size
-    except OSError:  # a dangling link, say: reading it will report it
-        size = 0
-    return SourceFile(path, _printable(document), size)

@@ -118,7 +118,9 @@ def ingest(
     run.report.failed = len(found.failures)
     run.report.failures += found.failures
     run.read(found.files)
-    if prune:
+    if not existed and not collection.count():
+        store.delete(name)  # nothing could be read: leave nothing behind
+    elif prune:
         run.prune([source_name(Path(path).expanduser().absolute()) for path in paths])
     return run.report
 

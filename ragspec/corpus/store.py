@@ -73,8 +73,10 @@ def reported(call: Callable[_P, _T]) -> Callable[_P, _T]:
                 f"Chroma does not answer: {error or type(error).__name__}.",
                 f"Is it running? `ragspec up` starts one; {PREFIX}CHROMA_URL names another.",
             ) from error
-        except chromadb.errors.InternalError as error:
-            raise ServiceUnavailableError(f"Chroma failed: {error}.", "Its own log says more.") from error
+        except chromadb.errors.NotFoundError as error:
+            raise NotFoundError(f"The collection is gone: {error}", code="unknown_collection") from error
+        except chromadb.errors.ChromaError as error:
+            raise ServiceUnavailableError(f"Chroma refuses: {error}.", "Its own log may say more.") from error
 
     return wrapper
 

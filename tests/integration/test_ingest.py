@@ -211,12 +211,15 @@ def test_a_long_passage_stays_one_and_its_end_is_found(
     assert found[0].score > found[1].score + 0.005
 
 
-def test_nothing_to_ingest_makes_no_collection(run: Run, store: Store, name: str, tmp_path: Path) -> None:
+def test_what_holds_nothing_makes_no_collection(run: Run, store: Store, name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         run(tmp_path)
     assert caught.value.error_code == "nothing_to_ingest"
 
-    assert [failure.code for failure in run(tmp_path / "absent").failures] == ["no_such_file"]
+    (tmp_path / "empty.txt").touch()
+    report = run(tmp_path / "absent", tmp_path / "empty.txt")
+
+    assert [failure.code for failure in report.failures] == ["no_such_file", "empty_file"]
     assert name not in store.names()
 
 
