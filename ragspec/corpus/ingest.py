@@ -57,7 +57,7 @@ class Progress:
 
     Attributes:
         begin: gets the number of bytes to read.
-        read: gets the number of bytes of each file, when it has been read.
+        read: gets the number of bytes that have been read since the last call.
         written: gets the number of passages of each batch, when it has been written.
     """
 
@@ -159,9 +159,9 @@ class _Run:
                     self._read_passages(file)
                 else:
                     self._read_document(file)
+                    self._progress.read(file.size)
             except InputError as error:
                 self._failed(file, error)
-            self._progress.read(file.size)
         self._writer.flush()
 
     def prune(self, roots: Sequence[str]) -> None:
@@ -218,6 +218,7 @@ class _Run:
 
     def _read_passages(self, file: SourceFile) -> None:
         rows = read_passages(file.path)
+        left = file.size
         while batch := list(itertools.islice(rows, PAGE)):
             fresh = [row for row in batch if isinstance(row, GivenPassage) and self._is_new(file, row)]
             for row in batch:
@@ -230,6 +231,10 @@ class _Run:
                     continue
                 self._writer.replace([passage])
                 self._changed(known=passage.id in before)
+            read = min(left, sum(len(row.text) for row in fresh))  # near enough for a bar
+            left -= read
+            self._progress.read(read)
+        self._progress.read(left)
 
     def _is_new(self, file: SourceFile, row: GivenPassage) -> bool:
         place = f"line {row.line} of {file.document}"
