@@ -172,7 +172,7 @@ def queued_shards(engine: Engine, job_id: UUID) -> list[ShardMessage]:
     with engine.begin() as connection:
         rows = connection.execute(
             update(Shard)
-            .where(Shard.job_id == job_id, Shard.state == "queued", Job.id == job_id, Job.state == "in_progress")
+            .where(Shard.job_id == job_id, Shard.state == "queued", Job.id == Shard.job_id, Job.state == "in_progress")
             .values(enqueued_at=func.clock_timestamp())
             .returning(Shard.shard_no, Job.queue, Shard.end_idx - Shard.start_idx)
         ).all()
