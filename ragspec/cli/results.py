@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from ragspec.evaluation import Gold
 
+#: What `ragspec evaluate` reads beside the question.
+GOLD_FIELDS = ("answers", "answer", "passage_id")
 #: Written out so that `--help` imports no database; a test holds it against `ragspec.jobs.export.EXPORT_FORMATS`.
 EXPORT_FORMATS = ("jsonl", "csv", "parquet", "openai")
 
@@ -106,7 +108,7 @@ def _read_gold(path: str) -> dict[str, Gold]:
 
     gold: dict[str, Gold] = {}
     with open_source(path) as source:
-        for record in read_records(source, detect(source), columns={*KNOWN_FIELDS, "answers", "passage_id"}):
+        for record in read_records(source, detect(source), columns={*KNOWN_FIELDS, *GOLD_FIELDS}):
             if isinstance(record, RowFault):
                 continue
             line, fields = record
@@ -118,7 +120,7 @@ def _read_gold(path: str) -> dict[str, Gold]:
 
 def _gold_answers(fields: Mapping[str, Any]) -> tuple[str, ...]:
     """A list of texts, one text, a JSON list in a CSV cell, or SQuAD's own `{"text": [...]}`."""
-    given = fields.get("answers")
+    given = fields.get("answers", fields.get("answer"))
     if isinstance(given, str) and given.startswith("["):
         try:
             given = json.loads(given)
