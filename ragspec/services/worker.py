@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from ragspec.errors import ServiceUnavailableError
 from ragspec.services.home import run_folder
 from ragspec.services.part import Part
 from ragspec.settings import Settings
 
 #: Seconds until a worker has to be ready: on the first start it converts the model.
 _START_TIMEOUT = 900.0
+#: Seconds after which a worker that says nothing counts as hung; it speaks every 2 s.
+_SILENCE = 30.0
 #: Seconds that a stopping worker has beyond what its nodes have.
 _STOP_MARGIN = 15.0
 
@@ -42,3 +46,20 @@ def probe_worker(home: Path, pid: int) -> str | None:
     if state == "ready":
         return None
     return f"loading the model {model}" if model else "loading the model"
+
+
+def require_ready_worker(home: Path) -> None:
+    """See that a worker of this home is ready and has said so of late.
+
+    Raises:
+        ServiceUnavailableError: none has; says what they are doing.
+    """
+    doing = []
+    for report in run_folder(home).glob("worker-*.json"):
+        pid = int(report.stem.removeprefix("worker-"))
+        silence = time.time() - report.stat().st_mtime
+        waiting_for = f"silent for {silence:.0f} s" if silence > _SILENCE else probe_worker(home, pid)
+        if waiting_for is None:
+            return
+        doing.append(f"process {pid}: {waiting_for}")
+    raise ServiceUnavailableError(f"No worker is ready in {home}: {'; '.join(doing) or 'none runs'}.")
