@@ -13,10 +13,10 @@ from uuid import UUID
 
 from celery import Task
 from kombu.exceptions import OperationalError as BrokerError
+from ragspec.jobs.database import connect
 from sqlalchemy import Engine
 
 from ragspec.errors import ServiceUnavailableError
-from ragspec.jobs.database import connect
 from ragspec.settings import Settings, settings
 from worker.app import app
 from worker.drain import Drain, node_drain

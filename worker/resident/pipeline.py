@@ -172,10 +172,12 @@ class Pipeline:
     def _run_engine(self) -> None:
         try:
             while self._exchange():
+                steps = self._engine.steps
                 for completion in self._engine.step():
                     self._complete(completion)
-                with self._changed:
-                    self._moved_at = time.monotonic()
+                if self._engine.steps > steps:  # a step that does nothing is no progress
+                    with self._changed:
+                        self._moved_at = time.monotonic()
         except Exception as error:
             log.exception("the engine failed")
             self._fail(error)

@@ -37,10 +37,11 @@ def load_parts(settings: Settings) -> Parts:
     """
     from ragspec.corpus.embedder import load_embedder
     from ragspec.corpus.retriever import load_retriever
+    from ragspec.prompt.builder import PromptBuilder
+
     from ragspec.decoding.engine import Engine
     from ragspec.decoding.target import load_target
     from ragspec.models import ensure_target
-    from ragspec.prompt.builder import PromptBuilder
 
     target = load_target(ensure_target(settings), settings.device, settings.dtype, settings.threads)
     window = min(settings.context_window, target.context_window)
