@@ -1,1 +1,1 @@
-
+"""Alembic migrations of the job tables, packaged so that an installed wheel can run them."""

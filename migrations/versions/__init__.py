@@ -1,0 +1,1 @@
+"""One file a revision; never edit one that was released."""
