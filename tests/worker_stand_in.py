@@ -1,6 +1,6 @@
 """A deterministic engine, retriever and prompt writer, for tests of everything around them.
 
-A prompt is the question's UTF-8 bytes. The engine answers a request after `STEPS` steps with the question, reversed.
+A prompt is the question's UTF-8 bytes. The engine answers a request with the question, reversed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ragspec.errors import InputError
 from worker.resident.parts import Parts
 
 MODEL = "stand-in@0123456789abcdef"
-STEPS = 4
+STEPS = 4  # of an answer
 PASSAGE = Passage("p1", "The sky is blue.", 0.9, "sky.md", "Sky", {"page": 1})
 
 
@@ -51,12 +51,15 @@ class StandInRetriever:
 class StandInEngine:
     """Decodes `max_batch` requests at a time; `on_step` may sleep, raise or worse, given the questions that run."""
 
-    def __init__(self, max_batch: int = 4, on_step: Callable[[list[str]], None] = lambda _: None) -> None:
+    def __init__(
+        self, max_batch: int = 4, on_step: Callable[[list[str]], None] = lambda _: None, steps: int = STEPS
+    ) -> None:
         self.steps = 0
         self.added: list[Request] = []
         self.cancelled: list[str] = []
         self._max_batch = max_batch
         self._on_step = on_step
+        self._steps = steps
         self._left: dict[str, int] = {}
         self._requests: dict[str, Request] = {}
 
@@ -69,7 +72,7 @@ class StandInEngine:
             raise InputError("It never fits.", code="prompt_too_long")
         self.added.append(request)
         self._requests[request.id] = request
-        self._left[request.id] = STEPS
+        self._left[request.id] = self._steps
 
     def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)

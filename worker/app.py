@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ragspec.queue import celery_app
-
 from ragspec.settings import settings
 
 app = celery_app(settings())

@@ -49,11 +49,11 @@ def node_drain() -> Drain:
     return _current[0]
 
 
-@worker_init.connect
+@worker_init.connect  # type: ignore[untyped-decorator]  # celery ships no types
 def _make(**_: Any) -> None:
     node_drain()
 
 
-@worker_shutting_down.connect
+@worker_shutting_down.connect  # type: ignore[untyped-decorator]  # celery ships no types
 def _begin(**_: Any) -> None:
     node_drain().begin()

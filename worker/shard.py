@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from ragspec.jobs.claims import Claim, ClaimedShard
-
 from ragspec.jobs.answer import Answer, Question
+from ragspec.jobs.claims import Claim, ClaimedShard
 from worker.drain import Drain
 from worker.link import EngineLostError, Link
 from worker.protocol import Answered, Ask, Begin, Failed

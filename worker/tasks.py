@@ -7,16 +7,17 @@ import os
 import platform
 import select
 import time
-from dataclasses import dataclass
 from functools import cache
 from uuid import UUID
 
 from celery import Task
-from kombu.exceptions import OperationalError as BrokerError
-from ragspec.jobs.database import connect
 from sqlalchemy import Engine
 
 from ragspec.errors import ServiceUnavailableError
+from ragspec.jobs.database import connect
+from ragspec.jobs.message import ShardMessage
+from ragspec.jobs.sweep import sweep as sweep_jobs
+from ragspec.queue import ANSWER_SHARD, SWEEP, send_shards, waiting
 from ragspec.settings import Settings, settings
 from worker.app import app
 from worker.drain import Drain, node_drain
@@ -35,38 +36,38 @@ ENGINE_RETRY_S = 0.25
 WINDOW_BATCHES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Errand:
-    """What a message asks for."""
-
-    job_id: UUID
-    shard_no: int
-    questions: int
-    queue: str
-
-
-@app.task(name="ragspec.answer_shard", bind=True)  # type: ignore[untyped-decorator]  # celery ships no types
-def answer_shard(self: Task[..., str], job_id: str, shard_no: int, questions: int) -> str:
+@app.task(name=ANSWER_SHARD, bind=True)  # type: ignore[untyped-decorator]  # celery ships no types
+def answer_shard(self: Task, job_id: str, shard_no: int, questions: int) -> str:
     """Answer what is unanswered of a shard."""
-    errand = Errand(UUID(job_id), shard_no, questions, self.request.delivery_info["routing_key"])
+    message = ShardMessage(UUID(job_id), shard_no, self.request.delivery_info["routing_key"], questions)
     config, drain = settings(), node_drain()
     # The engine is reached before the shard is claimed: an engine that restarts costs the shard no try.
     link = _reach_engine(config, drain)
     if link is None:
-        return _hand_back(errand, "no engine")
+        return _hand_back(message, "no engine")
     with link:
         ledger = Ledger(_database(), drain, patience=config.stale_after)
         try:
-            return _answer(errand, link, ledger, config, drain)
+            return _answer(message, link, ledger, config, drain)
         except ServiceUnavailableError as error:
             log.error("shard %d of job %s: %s", shard_no, job_id, error)  # noqa: TRY400 - its cause is no bug of ours
-            return _hand_back(errand, "no database")
+            return _hand_back(message, "no database")
 
 
-def _answer(errand: Errand, link: Link, ledger: Ledger, config: Settings, drain: Drain) -> str:
+@app.task(name=SWEEP)  # type: ignore[untyped-decorator]  # celery ships no types
+def sweep() -> str:
+    """Repair what died or got lost, and send the messages that are missing."""
+    config = settings()
+    messages = sweep_jobs(
+        _database(), stale_after=config.stale_after, max_attempts=config.max_attempts, waiting=waiting(app)
+    )
+    return f"{send_shards(app, messages)} sent"
+
+
+def _answer(message: ShardMessage, link: Link, ledger: Ledger, config: Settings, drain: Drain) -> str:
     shard = ledger.claim(
-        errand.job_id,
-        errand.shard_no,
+        message.job_id,
+        message.shard_no,
         f"{platform.node()}:{os.getpid()}",
         stale_after=config.stale_after,
         max_attempts=config.max_attempts,
@@ -98,10 +99,10 @@ def _answer(errand: Errand, link: Link, ledger: Ledger, config: Settings, drain:
             return f"cancelled: {tally}"
         case "drained":
             ledger.release(shard.claim, counts=False)
-            return _hand_back(errand, tally)
+            return _hand_back(message, tally)
         case "engine_lost":
             ledger.release(shard.claim, counts=True)
-            return _hand_back(errand, f"engine lost, {tally}")
+            return _hand_back(message, f"engine lost, {tally}")
 
 
 def _reach_engine(config: Settings, drain: Drain) -> Link | None:
@@ -120,16 +121,12 @@ def _reach_engine(config: Settings, drain: Drain) -> Link | None:
     return None
 
 
-def _hand_back(errand: Errand, why: str) -> str:
+def _hand_back(message: ShardMessage, why: str) -> str:
     """Put the message back into its queue, behind the others; the one in hand is acknowledged by returning."""
     try:
-        app.send_task(
-            answer_shard.name,
-            kwargs={"job_id": str(errand.job_id), "shard_no": errand.shard_no, "questions": errand.questions},
-            queue=errand.queue,
-        )
-    except BrokerError as error:
-        log.warning("shard %d of job %s is left to the sweep: %s", errand.shard_no, errand.job_id, error)
+        send_shards(app, [message])
+    except ServiceUnavailableError as error:
+        log.warning("shard %d of job %s is left to the sweep: %s", message.shard_no, message.job_id, error)
     return f"handed back: {why}"
 
 

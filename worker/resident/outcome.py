@@ -37,9 +37,6 @@ def answered(
     ticket: Ticket, completion: Completion, passages: Sequence[Passage], timing: Timing, identity: Identity
 ) -> Answer:
     """The answer that a completion is."""
-    if completion.finish_reason == "cancelled":
-        msg = f"request {completion.request_id} was cancelled and has no answer"
-        raise ValueError(msg)
     record = completion.acceptance
     queued_s = timing.added_at + completion.waiting_s - ticket.claimed_at - timing.retrieval_s
     return Answer(

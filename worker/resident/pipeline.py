@@ -194,6 +194,7 @@ class Pipeline:
             ready = [prepared for prepared in self._prepared if prepared.ticket.id in self._open]
             self._prepared.clear()
             self._running |= {prepared.ticket.id: _Running(prepared, time.monotonic()) for prepared in ready}
+            self._changed.notify_all()  # what was cancelled has made room
         for ticket_id in cancelled:
             self._engine.cancel(ticket_id)
         for prepared in ready:
@@ -209,9 +210,7 @@ class Pipeline:
             self._finish(ticket, failed(ticket, error, self._identity))
 
     def _complete(self, completion: Completion) -> None:
-        running = self._running.get(completion.request_id)
-        if running is None or completion.finish_reason == "cancelled":
-            return
+        running = self._running[completion.request_id]
         ticket, prompt = running.prepared.ticket, running.prepared.prompt
         timing = Timing(running.added_at, running.prepared.retrieval_s)
         self._finish(ticket, answered(ticket, completion, prompt.used, timing, self._identity))

@@ -43,7 +43,13 @@ def load_parts(settings: Settings) -> Parts:
     from ragspec.decoding.target import load_target
     from ragspec.models import ensure_target
 
-    target = load_target(ensure_target(settings), settings.device, settings.dtype, settings.threads)
+    target = load_target(
+        ensure_target(settings),
+        settings.device,
+        settings.dtype,
+        threads=settings.threads,
+        name=Path(settings.model).name,
+    )
     window = min(settings.context_window, target.context_window)
     return Parts(
         engine=Engine(
