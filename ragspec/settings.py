@@ -190,6 +190,16 @@ def _require(url: SecretStr | None, service: str, field: str) -> str:
     return url.get_secret_value()
 
 
+def mask_url(secret: str) -> str:
+    """The address without what lets one in: `redis://:hunter2@host/0` becomes `redis://***@host/0`."""
+    scheme, separator, rest = secret.partition("://")
+    if not separator:
+        return "***"
+    credentials, at, address = rest.rpartition("@")
+    del credentials
+    return f"{scheme}://{'***@' if at else ''}{address}"
+
+
 def setting_origins() -> dict[str, str]:
     """Where each setting's value comes from: `environment`, `.env`, `ragspec up` or `default`."""
     from pydantic_settings import DotEnvSettingsSource, EnvSettingsSource

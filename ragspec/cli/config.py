@@ -8,7 +8,7 @@ from typing import Any
 import click
 from pydantic import SecretStr
 
-from ragspec.settings import PREFIX, Settings, load_settings, setting_origins
+from ragspec.settings import PREFIX, Settings, load_settings, mask_url, setting_origins
 
 
 @click.command()
@@ -42,13 +42,3 @@ def _shown(value: Any) -> Any:
     if isinstance(value, SecretStr):
         return mask_url(value.get_secret_value())
     return value if value is None or isinstance(value, int | float | str) else str(value)
-
-
-def mask_url(secret: str) -> str:
-    """The address without what lets one in: `redis://:hunter2@host/0` becomes `redis://***@host/0`."""
-    scheme, separator, rest = secret.partition("://")
-    if not separator:
-        return "***"
-    credentials, at, address = rest.rpartition("@")
-    del credentials
-    return f"{scheme}://{'***@' if at else ''}{address}"

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import psutil
+
 from ragspec.errors import ServiceUnavailableError
 from ragspec.services.part import Part
 
@@ -27,6 +29,8 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 _LOG_LIMIT = 10_000_000
 #: Seconds between two looks at a part that is starting or stopping.
 _LOOK_EVERY = 0.05
+#: Seconds after which a part that starts says what it is waiting for.
+_REPORT_AFTER = 2.0
 
 
 @dataclass(slots=True)
@@ -38,14 +42,17 @@ class Child:
 
     @property
     def running(self) -> bool:
-        return self.process.poll() is None
+        """Whether it runs. One that ended keeps its number until `stop` has seen to what it left behind."""
+        if self.process.returncode is not None:
+            return False
+        return psutil.Process(self.process.pid).status() != psutil.STATUS_ZOMBIE
 
     def last_words(self, lines: int = 8) -> str:
         """The end of its log."""
         return tail(self.part.log, lines)
 
     def fate(self) -> str:
-        """How it ended, in words."""
+        """How it ended, in words; known once it was stopped."""
         code = self.process.returncode
         if code is None:
             return "is running"
@@ -81,37 +88,54 @@ def start(part: Part) -> Child:
     return Child(part, process)
 
 
-def await_health(child: Child, interrupted: Callable[[], bool] = lambda: False) -> None:
+def await_health(
+    child: Child,
+    interrupted: Callable[[], bool] = lambda: False,
+    report: Callable[[str], None] = lambda _: None,
+) -> None:
     """Wait until the part is well, or until `interrupted` says to stop waiting.
+
+    Args:
+        child: the part.
+        interrupted: asked between two looks.
+        report: told what the part is waiting for, when that takes long and whenever it changes.
 
     Raises:
         ServiceUnavailableError: it ended, or is not well after its `start_timeout`; with the end of its log.
     """
     part = child.part
-    deadline = time.monotonic() + part.start_timeout
+    begun = time.monotonic()
+    reported = ""
     while child.running and not interrupted():
         waiting_for = part.probe(child.process.pid)
         if waiting_for is None:
             return
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - begun
+        if waited > part.start_timeout:
             msg = f"{part.name} is not well after {part.start_timeout:.0f} s: {waiting_for}."
             raise ServiceUnavailableError(msg, f"The end of {part.log}:\n{child.last_words()}", code="not_healthy")
+        if waited > _REPORT_AFTER and waiting_for != reported:
+            reported = waiting_for
+            report(f"{part.name}: {waiting_for}")
         time.sleep(_LOOK_EVERY)
     if not child.running:
+        stop(child)
         msg = f"{part.name} {child.fate()} while it started."
         raise ServiceUnavailableError(msg, f"The end of {part.log}:\n{child.last_words()}", code="not_started")
 
 
 def stop(child: Child, hurried: Callable[[], bool] = lambda: False) -> None:
     """Ask the part to finish and wait; kill its whole session when its time is over or when `hurried` says so."""
-    with suppress(ProcessLookupError):
-        child.process.send_signal(child.part.stop_signal)
+    if child.process.returncode is not None:
+        return  # seen to before; its number may be another's by now
+    pid = child.process.pid
+    os.kill(pid, child.part.stop_signal)
     deadline = time.monotonic() + child.part.stop_timeout
     while child.running and time.monotonic() < deadline and not hurried():
         time.sleep(_LOOK_EVERY)
     # Also where it ended by itself: what it started and left behind is in its session still.
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.process.pid, signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)
     child.process.wait()
 
 

@@ -22,6 +22,7 @@ from ragspec.services.account import Account, reaches, unprivileged_account
 from ragspec.services.part import Part
 from ragspec.services.ports import LOOPBACK, free_port
 from ragspec.services.secret import write_secret
+from ragspec.settings import mask_url
 
 #: Superuser and database of the embedded server.
 NAME = "ragspec"
@@ -82,12 +83,11 @@ def probe_postgres(url: str, *, create: bool = False) -> str | None:
     try:
         with psycopg.connect(plain, connect_timeout=2) as connection:
             connection.execute("SELECT 1")
-    except psycopg.OperationalError as error:
+    except psycopg.Error as error:
         if create and f'database "{NAME}" does not exist' in str(error):
             return _create_database(plain)
-        return " ".join(str(error).split())
-    except psycopg.Error as error:
-        return " ".join(str(error).split())
+        # A URL that libpq cannot read is quoted in its error, password and all.
+        return " ".join(str(error).replace(plain, mask_url(plain)).split())
     return None
 
 

@@ -1,0 +1,44 @@
+"""The worker: the resident engine and its Celery nodes, under a supervisor of their own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from ragspec.services.home import run_folder
+from ragspec.services.part import Part
+from ragspec.settings import Settings
+
+#: Seconds until a worker has to be ready: on the first start it converts the model.
+_START_TIMEOUT = 900.0
+#: Seconds that a stopping worker has beyond what its nodes have.
+_STOP_MARGIN = 15.0
+
+
+def worker_part(settings: Settings, log: Path, environment: Mapping[str, str]) -> Part:
+    """A worker on this machine's device."""
+    return Part(
+        name="worker",
+        command=(sys.executable, "-m", "worker"),
+        log=log,
+        environment=environment,
+        probe=lambda pid: probe_worker(settings.home, pid),
+        start_timeout=_START_TIMEOUT,
+        stop_timeout=settings.shutdown_timeout + _STOP_MARGIN,
+        death_signal=signal.SIGTERM,  # it takes its own children along
+    )
+
+
+def probe_worker(home: Path, pid: int) -> str | None:
+    """None if the worker with this process id is ready for questions, else what it is doing."""
+    try:
+        said = json.loads((run_folder(home) / f"worker-{pid}.json").read_text())
+        state, model = said["state"], said.get("model")
+    except (OSError, ValueError, TypeError, KeyError):
+        return "starting"
+    if state == "ready":
+        return None
+    return f"loading the model {model}" if model else "loading the model"
