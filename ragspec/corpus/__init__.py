@@ -1,1 +1,1 @@
-
+"""Documents -> passages -> vectors -> the passages for a question."""

@@ -8,7 +8,7 @@ from typing import Literal
 from ragspec.decoding.acceptance import AcceptanceRecord
 
 #: `stop`: the target's end token; `stop_string`: one of the request's; `length`: the token limit or the window.
-FinishReason = Literal["stop", "stop_string", "length", "cancelled"]
+FinishReason = Literal["stop", "stop_string", "length"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,287 @@
+"""Collections of passages in a Chroma server. This file imports no torch: a producer checks collections with it."""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import functools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ParamSpec, Self, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import chromadb
+import chromadb.errors
+import httpx
+from chromadb.api import ClientAPI
+from chromadb.api.models.Collection import Collection
+from chromadb.config import Settings as ChromaSettings
+
+from ragspec.errors import InputError, NotFoundError, ServiceUnavailableError, SettingsError
+from ragspec.models import model_label
+from ragspec.settings import PREFIX, Settings
+
+#: Keys of a collection's own metadata.
+EMBEDDER_KEY = "ragspec_embedder"
+DIMENSION_KEY = "ragspec_dimension"
+#: Passages read at a time where a whole collection is walked.
+PAGE = 1000
+
+NAME_RULE = (
+    "A collection's name has 3 to 512 characters from a-z, A-Z, 0-9, '.', '_' and '-', starts and ends with a letter "
+    "or digit, holds no '..' and is no IP address."
+)
+_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{1,510}[a-zA-Z0-9]")
+_ADDRESS = re.compile(r"\d{1,3}(\.\d{1,3}){3}")
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionInfo:
+    """What is known of a collection without reading its passages.
+
+    Attributes:
+        name: its name.
+        passages: how many it holds.
+        embedder: identity (`name@fingerprint`) of the embedder it was built with; empty: not built by ragspec.
+        dimension: length of its vectors; 0 where unknown.
+        space: how vectors are compared; ragspec builds `cosine`.
+    """
+
+    name: str
+    passages: int
+    embedder: str
+    dimension: int
+    space: str
+
+
+def _reported(call: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Turns what Chroma's client raises when the server is away or broken into an error a user can act on."""
+
+    @functools.wraps(call)
+    def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return call(*args, **kwargs)
+        except httpx.HTTPError as error:
+            raise ServiceUnavailableError(
+                f"Chroma does not answer: {error or type(error).__name__}.",
+                f"Is it running? `ragspec up` starts one; {PREFIX}CHROMA_URL names another.",
+            ) from error
+        except chromadb.errors.InternalError as error:
+            raise ServiceUnavailableError(f"Chroma failed: {error}.", "Its own log says more.") from error
+
+    return wrapper
+
+
+class Store:
+    """A Chroma server's collections; safe to use from several threads. As a context manager it closes itself."""
+
+    def __init__(self, client: ClientAPI) -> None:
+        self._client = client
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._client.close()
+
+    @_reported
+    def max_batch(self) -> int:
+        """Passages that one upsert may carry."""
+        return int(self._client.get_max_batch_size())
+
+    @_reported
+    def names(self) -> list[str]:
+        """The names of all collections, sorted."""
+        found: list[str] = []
+        while page := self._client.list_collections(limit=PAGE, offset=len(found)):
+            found += [collection.name for collection in page]
+        return sorted(found)
+
+    @_reported
+    def open(self, name: str) -> Collection:
+        """Chroma's own handle of a collection.
+
+        Raises:
+            InputError: code `bad_collection_name`.
+            NotFoundError: code `unknown_collection`; the message names those that exist.
+        """
+        check_name(name)
+        try:
+            return self._client.get_collection(name, embedding_function=None)
+        except chromadb.errors.NotFoundError:
+            raise self._unknown(name) from None
+
+    @_reported
+    def create(self, name: str, embedder: str, dimension: int) -> Collection:
+        """Open a collection, made empty where there is none; the embedder is checked by `require_embedder`.
+
+        Raises:
+            InputError: codes `bad_collection_name` and `embedder_mismatch`.
+        """
+        check_name(name)
+        try:
+            collection = self._client.get_or_create_collection(
+                name,
+                metadata={EMBEDDER_KEY: embedder, DIMENSION_KEY: dimension},
+                configuration={"hnsw": {"space": "cosine"}},
+                embedding_function=None,
+            )
+        except chromadb.errors.InvalidArgumentError as error:
+            raise InputError(
+                f"Chroma refuses the name {name!r}: {error}", NAME_RULE, code="bad_collection_name"
+            ) from None
+        require_embedder(name, embedder_of(collection), embedder)
+        return collection
+
+    @_reported
+    def describe(self, name: str) -> CollectionInfo:
+        """Count and describe a collection; raises as `open` does."""
+        collection = self.open(name)
+        metadata = collection.metadata or {}
+        space = (collection.configuration_json.get("hnsw") or {}).get("space", "")
+        return CollectionInfo(
+            name=name,
+            passages=collection.count(),
+            embedder=embedder_of(collection),
+            dimension=int(metadata.get(DIMENSION_KEY, 0)),
+            space=str(space),
+        )
+
+    @_reported
+    def delete(self, name: str) -> None:
+        """Delete a collection and all it holds; raises as `open` does."""
+        self.open(name)
+        self._client.delete_collection(name)
+
+    def _unknown(self, name: str) -> NotFoundError:
+        known = self.names()
+        near = difflib.get_close_matches(name, known, n=1)
+        advice = (
+            f"Did you mean {near[0]!r}?"
+            if near
+            else f"There are: {', '.join(known[:20])}."
+            if known
+            else "There is none yet: `ragspec ingest PATH --collection NAME` makes one."
+        )
+        return NotFoundError(f"There is no collection {name!r}.", advice, code="unknown_collection")
+
+
+def embedder_of(collection: Collection) -> str:
+    """Identity of the embedder a collection was built with; empty where it was not built by ragspec."""
+    return str((collection.metadata or {}).get(EMBEDDER_KEY, ""))
+
+
+def walk(collection: Collection) -> Iterator[tuple[list[str], list[dict[str, Any]]]]:
+    """All passages' ids and metadata, a page at a time; nothing may be added or deleted meanwhile."""
+    offset = 0
+    while (page := _page(collection, offset))[0]:
+        yield page
+        offset += len(page[0])
+
+
+@_reported
+def _page(collection: Collection, offset: int) -> tuple[list[str], list[dict[str, Any]]]:
+    page = collection.get(limit=PAGE, offset=offset, include=["metadatas"])
+    return page["ids"], [dict(metadata or {}) for metadata in page["metadatas"] or []]
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that Chroma refuses, before anything is sent.
+
+    Raises:
+        InputError: code `bad_collection_name`, with the rule.
+    """
+    if not _NAME.fullmatch(name) or ".." in name or _ADDRESS.fullmatch(name):
+        raise InputError(f"{name!r} cannot be a collection's name.", NAME_RULE, code="bad_collection_name")
+
+
+def require_embedder(name: str, built: str, embedder: str) -> None:
+    """Refuse to mix vectors of two embedders.
+
+    Args:
+        name: the collection's.
+        built: identity of the embedder it was built with; empty: not built by ragspec.
+        embedder: identity `name@fingerprint`, or a bare name where the fingerprint is not known.
+
+    Raises:
+        InputError: code `embedder_mismatch`, naming both.
+    """
+    same = built == embedder if "@" in embedder else built.rpartition("@")[0] == embedder
+    if same:
+        return
+    how = f"was built with the embedder {built}" if built else "was not built by ragspec"
+    advice = (
+        f"Set {PREFIX}EMBEDDER to the one it was built with, or ingest into a new collection."
+        if built
+        else "Ingest its documents into a new collection."
+    )
+    raise InputError(f"Collection {name!r} {how}, and the setting says {embedder}.", advice, code="embedder_mismatch")
+
+
+def open_store(settings: Settings) -> Store:
+    """Connect to the Chroma server of the settings.
+
+    Raises:
+        ServiceUnavailableError: none is configured or running, or it does not answer.
+        SettingsError: RAGSPEC_CHROMA_URL is no http:// or https:// address.
+    """
+    url = urlsplit(settings.require_chroma())
+    try:
+        port = url.port
+    except ValueError:
+        port = -1
+    if url.scheme not in {"http", "https"} or not url.hostname or port == -1:
+        raise SettingsError(f"{PREFIX}CHROMA_URL must be http://HOST:PORT or https://HOST:PORT.")
+    secure = url.scheme == "https"
+    headers = {}
+    if url.username is not None:
+        pair = f"{unquote(url.username)}:{unquote(url.password or '')}"
+        headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
+    try:
+        client = chromadb.HttpClient(
+            host=url.hostname,
+            port=port or (443 if secure else 80),
+            ssl=secure,
+            headers=headers,
+            settings=ChromaSettings(anonymized_telemetry=False),
+        )
+    except (ValueError, httpx.HTTPError, chromadb.errors.ChromaError) as error:
+        address = f"{url.scheme}://{url.hostname}" + (f":{port}" if port else "")
+        raise ServiceUnavailableError(
+            f"Chroma does not answer at {address}: {error}",
+            f"Is it running? `ragspec up` starts one; {PREFIX}CHROMA_URL names another.",
+        ) from error
+    return Store(client)
+
+
+def check_collection(settings: Settings, name: str) -> CollectionInfo | None:
+    """Make sure that questions can be answered from a collection, before any is enqueued. Loads no model.
+
+    Returns:
+        What the collection is; None where a foreign retriever is set, which alone knows its collections.
+
+    Raises:
+        InputError: codes `bad_collection_name`, `empty_collection`, `embedder_mismatch` (by the embedder's name: its
+            fingerprint is compared where it is loaded).
+        NotFoundError: code `unknown_collection`.
+        ServiceUnavailableError: Chroma does not answer.
+    """
+    if settings.retriever:
+        return None
+    check_name(name)
+    with open_store(settings) as store:
+        info = store.describe(name)
+    if not info.passages:
+        raise InputError(
+            f"Collection {name!r} is empty.", f"`ragspec ingest PATH --collection {name}`.", code="empty_collection"
+        )
+    require_embedder(name, info.embedder, model_label(settings.embedder))
+    return info

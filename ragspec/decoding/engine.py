@@ -1,0 +1,245 @@
+"""The engine: continuous batching with speculative decoding over one target.
+
+A request's way: `add` queues it; a step admits it to a slot, carries its prompt through in chunks and draws its first token;
+from then on each step feeds its last token and a draft, and emits what verification leaves standing. One forward pass a step
+serves them all. Not thread-safe: one thread calls `add`, `cancel` and `step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Sequences
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ragspec.decoding.acceptance import Source
+from ragspec.decoding.attention import Segment, StepPlan
+from ragspec.decoding.cache import SlotCache
+from ragspec.decoding.draft import Draft, Drafter
+from ragspec.decoding.drafting import DraftingPanel
+from ragspec.decoding.lookup import LookupDrafter
+from ragspec.decoding.request import Completion, Request
+from ragspec.decoding.scheduler import PromptChunk, Scheduler
+from ragspec.decoding.sequence import Sequence
+from ragspec.decoding.stopping import cut_at_stop, decode, holds_stop
+from ragspec.decoding.target import StepOutput, Target
+from ragspec.decoding.verification import Verdict, target_probabilities, verify_greedy, verify_sampled
+from ragspec.errors import ConflictError, InputError
+
+#: Draft tokens of a whole step, shared by the sequences that decode. Verifying is nearly free while a step's rows are few
+#: and the step waits for weights; beyond, each row costs a row (docs/architecture.md gives the measured curve).
+DRAFT_ROWS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One sequence's part in a step: its segment's tokens and which packed rows of logits are its own."""
+
+    sequence: Sequence
+    tokens: tuple[int, ...]
+    draft: Draft
+    first_row: int
+    rows: int
+
+
+class Engine:
+    """Decodes many requests together, exactly as the target alone would each.
+
+    Args:
+        target: the decoder.
+        max_batch: sequences decoded together.
+        context_window: tokens of prompt and answer; the target's own limit caps it.
+        prefill_chunk: prompt tokens that one step carries along at most.
+        max_draft: draft tokens per sequence and step at most; 0 decodes plainly.
+        drafters: in order of preference; default: lookup in the request's own text.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        max_batch: int = 16,
+        context_window: int = 2048,
+        prefill_chunk: int = 512,
+        max_draft: int = 10,
+        drafters: Sequences[Drafter] | None = None,
+    ) -> None:
+        self.target = target
+        self.window = min(context_window, target.context_window)
+        self.steps = 0
+        self._max_draft = max_draft
+        self._cache = SlotCache(slots=max_batch, capacity=self.window)
+        self._scheduler = Scheduler(slots=max_batch, window=self.window, prefill_chunk=prefill_chunk)
+        self._panel = DraftingPanel([LookupDrafter()] if drafters is None else drafters, target.vocabulary)
+
+    @property
+    def waiting(self) -> int:
+        """Requests without a slot."""
+        return self._scheduler.waiting
+
+    @property
+    def running(self) -> int:
+        """Requests in a slot."""
+        return len(self._scheduler.running)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self.running or self.waiting)
+
+    @property
+    def drafter_failures(self) -> int:
+        """How often a drafter was taken out for a request."""
+        return self._panel.failures
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            InputError: the prompt is empty, leaves no room for an answer (code `prompt_too_long`), or holds a token outside
+                the vocabulary.
+            ConflictError: a request of this id waits or runs.
+        """
+        if not request.prompt or request.sampling.max_tokens < 1:
+            msg = f"Request {request.id} has an empty prompt or asks for no token."
+            raise InputError(msg, "Give at least one prompt token and max_tokens of at least 1.")
+        if len(request.prompt) >= self.window:
+            msg = f"Request {request.id} has a prompt of {len(request.prompt)} tokens; the window holds {self.window}."
+            raise InputError(msg, "Shorten it or raise RAGSPEC_CONTEXT_WINDOW.", code="prompt_too_long")
+        if not 0 <= min(request.prompt) <= max(request.prompt) < self.target.vocabulary:
+            msg = f"Request {request.id} has a prompt token outside the vocabulary of {self.target.vocabulary}."
+            raise InputError(msg, "Encode it with the target's own tokenizer.")
+        if self._scheduler.knows(request.id):
+            msg = f"Request {request.id} is already in the engine."
+            raise ConflictError(msg, "Use an id of its own for each request.")
+        self._scheduler.add(request)
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a request, wherever it is; it gives no completion. An unknown id is ignored."""
+        if self._scheduler.remove(request_id) is not None:
+            self._panel.end(request_id)
+
+    def step(self) -> list[Completion]:
+        """One forward pass over everything that runs; returns what finished."""
+        for sequence in self._scheduler.admit():
+            if sequence.request.sampling.speculation and self._max_draft:
+                self._panel.begin(sequence.request)
+        decoding = self._scheduler.decoding()
+        drafts = self._drafts(decoding)
+        chunks = self._scheduler.prompt_chunks()
+        if not decoding and not chunks:
+            return []
+        turns, output = self._forward(decoding, drafts, chunks)
+        self.steps += 1
+        self._emit(turns, output)
+        return [self._finish(turn.sequence) for turn in turns if turn.sequence.finish_reason is not None]
+
+    def _drafts(self, decoding: list[Sequence]) -> dict[str, Draft]:
+        share = min(self._max_draft, max(1, DRAFT_ROWS // max(1, len(decoding))))
+        # The last token of an answer is the target's own, so a draft may fill all places but one.
+        limits = {s.request.id: min(share, s.remaining - 1) for s in decoding if s.request.sampling.speculation}
+        return self._panel.propose(limits) if self._max_draft else {}
+
+    def _forward(
+        self, decoding: list[Sequence], drafts: dict[str, Draft], chunks: list[PromptChunk]
+    ) -> tuple[list[_Turn], StepOutput]:
+        tokens: list[int] = []
+        segments: list[Segment] = []
+        rows: list[int] = []
+        turns: list[_Turn] = []
+        for sequence in decoding:
+            draft = drafts.get(sequence.request.id, Draft())
+            fed = (sequence.tokens[-1], *draft.tokens)
+            turns.append(_Turn(sequence, fed, draft, len(rows), len(fed)))
+            rows.extend(range(len(tokens), len(tokens) + len(fed)))
+            segments.append(Segment(sequence.slot, sequence.cached, len(fed)))
+            tokens.extend(fed)
+        for chunk in chunks:
+            sequence = chunk.sequence
+            fed = sequence.request.prompt[sequence.cached : sequence.cached + chunk.length]
+            wanted = 1 if chunk.finishes_prompt else 0
+            turns.append(_Turn(sequence, fed, Draft(), len(rows), wanted))
+            segments.append(Segment(sequence.slot, sequence.cached, chunk.length))
+            tokens.extend(fed)
+            rows.extend([len(tokens) - 1] * wanted)
+        plan = StepPlan(self._cache, segments, device=self.target.device, dtype=self.target.dtype)
+        return turns, self.target.forward(tokens, plan, rows, hidden=self._panel.wants_hidden)
+
+    def _emit(self, turns: list[_Turn], output: StepOutput) -> None:
+        """Verify each turn's draft and emit what stands, in place."""
+        logits = output.logits
+        choices = logits.argmax(-1).tolist() if len(logits) else []
+        emitted: list[tuple[_Turn, list[tuple[int, Source]]]] = []
+        for turn in turns:
+            if not turn.rows:
+                turn.sequence.cached += len(turn.tokens)
+                continue
+            verdict = self._verify(turn, logits, choices)
+            standing = list(zip(turn.draft.tokens, turn.draft.sources, strict=True))[: verdict.accepted]
+            emitted.append((turn, [*standing, (verdict.following, Source.TARGET)]))
+        logprobs = _logprobs(logits, emitted)
+        for turn, tokens in emitted:
+            self._take(turn, tokens, logprobs, output.hidden)
+
+    def _verify(self, turn: _Turn, logits: Tensor, choices: list[int]) -> Verdict:
+        sampling = turn.sequence.request.sampling
+        rows = slice(turn.first_row, turn.first_row + turn.rows)
+        if sampling.temperature == 0:
+            return verify_greedy(choices[rows], turn.draft)
+        probabilities = target_probabilities(logits[rows], sampling)
+        return verify_sampled(probabilities, turn.draft, sampling.seed, len(turn.sequence.tokens))
+
+    def _take(
+        self,
+        turn: _Turn,
+        tokens: list[tuple[int, Source]],
+        logprobs: dict[tuple[int, int], float],
+        hidden: Tensor | None,
+    ) -> None:
+        """Append verified tokens one by one until one ends the answer."""
+        sequence = turn.sequence
+        prompt_turn = sequence.prefilling
+        count = 0
+        for place, (token, source) in enumerate(tokens):
+            sequence.emit(token, source, logprobs[turn.first_row + place, token])
+            count += 1
+            if self._ends(sequence, token):
+                break
+        if prompt_turn:
+            sequence.cached += len(turn.tokens)
+        else:
+            # The fed token and the accepted drafts count from now on; refused ones are overwritten by the next step.
+            sequence.cached += count
+            accepted = sum(source is not Source.TARGET for _, source in tokens[:count])
+            sequence.record_step(len(turn.draft.tokens), accepted)
+        if sequence.finish_reason is None and sequence.request.sampling.speculation and self._max_draft:
+            behind = None if hidden is None else hidden[turn.first_row : turn.first_row + count]
+            self._panel.observe(sequence.request.id, [token for token, _ in tokens[:count]], behind)
+
+    def _ends(self, sequence: Sequence, token: int) -> bool:
+        sampling = sequence.request.sampling
+        if token in self.target.eos_ids:
+            sequence.finish_reason = "stop"
+        elif sampling.stop and holds_stop(self.target.tokenizer, sequence.tokens, sampling.stop):
+            sequence.finish_reason = "stop_string"
+        elif sequence.remaining == 0:
+            sequence.finish_reason = "length"
+        return sequence.finish_reason is not None
+
+    def _finish(self, sequence: Sequence) -> Completion:
+        self._scheduler.remove(sequence.request.id)
+        self._panel.end(sequence.request.id)
+        text = decode(self.target.tokenizer, sequence.tokens)
+        return sequence.complete(cut_at_stop(text, sequence.request.sampling.stop))
+
+
+def _logprobs(logits: Tensor, emitted: list[tuple[_Turn, list[tuple[int, Source]]]]) -> dict[tuple[int, int], float]:
+    """Log-probability of each emitted token under the target's unmodified softmax, by (row, token)."""
+    places = [(turn.first_row + place, token) for turn, tokens in emitted for place, (token, _) in enumerate(tokens)]
+    if not places:
+        return {}
+    rows = logits[torch.tensor([row for row, _ in places], device=logits.device)].float()
+    tokens = torch.tensor([token for _, token in places], device=logits.device)
+    values = rows.gather(1, tokens[:, None])[:, 0] - rows.logsumexp(-1)
+    return dict(zip(places, values.tolist(), strict=True))

@@ -1,0 +1,226 @@
+"""The target: the decoder whose output counts, loaded so that its attention runs over our cache."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ragspec.decoding.attention import IMPLEMENTATION, Segment, StepPlan, attending
+from ragspec.decoding.cache import SlotCache
+from ragspec.errors import ModelUnavailableError, SettingsError
+
+log = logging.getLogger(__name__)
+
+#: Largest difference of log-probabilities between our attention and transformers' own on the same tokens that the check
+#: at load lets pass. Rounding gives below 1e-3 in float32 and up to some 0.3 in bfloat16; a missing mask gives several units.
+CHECK_TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 1.0, torch.float16: 0.25}
+
+#: Context of a model whose positions know no limit.
+_NO_LIMIT = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a forward pass gives for the wanted rows.
+
+    Attributes:
+        logits: [r, vocabulary], in the model's dtype.
+        hidden: final hidden states, [r, hidden], where they were asked for.
+    """
+
+    logits: Tensor
+    hidden: Tensor | None
+
+
+@dataclass(frozen=True)
+class Target:
+    """A loaded decoder and what the engine must know of it.
+
+    Attributes:
+        model: a transformers causal LM whose attention implementation is ours.
+        tokenizer: its tokenizer, with the chat template.
+        identity: `name@fingerprint`, recorded with every answer.
+        eos_ids: tokens that end an answer.
+        context_window: most tokens of prompt and answer that its positions allow.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    identity: str
+    eos_ids: frozenset[int]
+    context_window: int
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lies."""
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in."""
+        return self.model.dtype
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the output matrix; a draft token must be below."""
+        return int(self._output_layer().weight.shape[0])
+
+    @torch.inference_mode()
+    def forward(self, tokens: list[int], plan: StepPlan, rows: list[int], *, hidden: bool = False) -> StepOutput:
+        """One forward pass over a packed step.
+
+        Args:
+            tokens: the segments' new tokens, [n].
+            plan: where they lie.
+            rows: packed places whose next-token logits are wanted, [r].
+            hidden: whether the final hidden states behind the logits are wanted too.
+        """
+        captured: list[Tensor] = []
+        hook = None
+        if hidden:
+            hook = self._output_layer().register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0][0]))
+        try:
+            logits = self._logits(tokens, plan, rows)
+        finally:
+            if hook is not None:
+                hook.remove()
+        return StepOutput(logits, captured[0] if captured else None)
+
+    def _logits(self, tokens: list[int], plan: StepPlan, rows: list[int]) -> Tensor:
+        with attending(plan):
+            out = self.model(
+                input_ids=torch.tensor([tokens], device=self.device),
+                position_ids=plan.positions[None],
+                use_cache=False,
+                logits_to_keep=torch.tensor(rows, device=self.device),
+            )
+        logits: Tensor = out.logits[0]
+        return logits
+
+    def _output_layer(self) -> nn.Linear:
+        layer: nn.Linear = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        return layer
+
+
+def load_target(path: Path, device: str = "auto", dtype: str = "auto", *, threads: int = 0, name: str = "") -> Target:
+    """Load a causal LM from a local folder and prove that our attention gives what its own does.
+
+    Args:
+        path: folder with config, safetensors and tokenizer.
+        device: auto, cpu, cuda, cuda:N.
+        dtype: auto, float32, bfloat16, float16.
+        threads: CPU threads, 0 for torch's own choice.
+        name: what the identity calls it; default the folder's name.
+
+    Raises:
+        ModelUnavailableError: not a causal LM, no weights in safetensors, or an architecture whose attention we cannot
+            stand in for (code `unsupported_architecture`).
+        SettingsError: a device that this machine lacks.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    place = resolve_device(device)
+    precision = resolve_dtype(dtype, place)
+    try:
+        config = AutoConfig.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=precision, use_safetensors=True)
+    except (OSError, ValueError, KeyError) as error:
+        msg = f"The target at {path} cannot be loaded as a causal language model: {error}"
+        raise ModelUnavailableError(
+            msg, "Give RAGSPEC_MODEL a folder or id with config, tokenizer and safetensors."
+        ) from error
+    from ragspec.models import fingerprint
+
+    identity = f"{name or path.name}@{fingerprint(path)}"
+    return make_target(model.to(place), tokenizer, identity)  # type: ignore[arg-type]
+
+
+def make_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, identity: str) -> Target:
+    """Wrap a model that is already in memory.
+
+    Raises:
+        ModelUnavailableError: code `unsupported_architecture`.
+    """
+    model.train(mode=False)
+    model.set_attn_implementation(IMPLEMENTATION)
+    window = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _NO_LIMIT
+    target = Target(model, tokenizer, identity, _end_tokens(model, tokenizer), int(window))
+    _check_attention(target)
+    return target
+
+
+def resolve_device(device: str) -> torch.device:
+    """`auto` is CUDA where there is one.
+
+    Raises:
+        SettingsError: CUDA is asked for and there is none.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        msg = f"RAGSPEC_DEVICE={device!r}, but torch finds no CUDA device here."
+        raise SettingsError(msg, "Set it to auto or cpu, or install a CUDA build of torch and its driver.")
+    return torch.device(device)
+
+
+def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 on CUDA and on CPUs that multiply it in hardware, else float32."""
+    if dtype != "auto":
+        resolved: torch.dtype = getattr(torch, dtype)
+        return resolved
+    if device.type == "cuda":
+        return torch.bfloat16
+    capabilities = torch.cpu.get_capabilities()
+    fast = capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("bf16")
+    return torch.bfloat16 if fast else torch.float32
+
+
+def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """What `generate` would stop at: the generation config's end tokens, else the model's, else the tokenizer's."""
+    for holder in (model.generation_config, model.config, tokenizer):
+        found: Any = getattr(holder, "eos_token_id", None)
+        if found is not None:
+            return frozenset([found] if isinstance(found, int) else found)
+    return frozenset()
+
+
+def _check_attention(target: Target) -> None:
+    """Compare our attention with the model's own on a few tokens, in two chunks and one step, so that both paths run."""
+    model = target.model
+    length = min(48, target.context_window)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(target.vocabulary, (length,), generator=generator).tolist()
+    cut = length - 6
+    try:
+        ours = []
+        cache = SlotCache(slots=2, capacity=length)
+        for start, end in ((0, cut), (cut, length)):
+            plan = StepPlan(cache, [Segment(1, start, end - start)], device=target.device, dtype=target.dtype)
+            ours.append(target.forward(tokens[start:end], plan, list(range(end - start))).logits)
+        model.set_attn_implementation("eager")
+        with torch.inference_mode():
+            theirs = model(input_ids=torch.tensor([tokens], device=target.device), use_cache=False).logits[0]
+    except Exception as error:
+        msg = f"The architecture {type(model).__name__} does not run on ragspec's attention: {error}"
+        raise ModelUnavailableError(
+            msg, "Choose a decoder-only model with softmax attention in every layer.", code="unsupported_architecture"
+        ) from error
+    finally:
+        model.set_attn_implementation(IMPLEMENTATION)
+    gap = (torch.cat(ours).float().log_softmax(-1) - theirs.float().log_softmax(-1)).abs()
+    worst = float(gap.max())
+    log.info("attention checked", extra={"action": "check_attention", "worst_gap": worst})
+    if not worst <= CHECK_TOLERANCE[target.dtype]:
+        msg = f"On {type(model).__name__}, ragspec's attention parts from the model's own by {worst:.3g} in log-probability."
+        raise ModelUnavailableError(
+            msg,
+            "This architecture needs more than causal or sliding-window attention.",
+            code="unsupported_architecture",
+        )
