@@ -18,8 +18,8 @@ from ragspec.settings import Settings
 _START_TIMEOUT = 900.0
 #: Seconds after which a worker that says nothing counts as hung; it speaks every 2 s.
 _SILENCE = 30.0
-#: Seconds that a stopping worker has beyond what its nodes have.
-_STOP_MARGIN = 15.0
+#: Seconds that a stopping worker has beyond `shutdown_timeout`: two last graces of 6 s for nodes and engine.
+STOP_MARGIN = 20.0
 
 
 def worker_part(settings: Settings, log: Path, environment: Mapping[str, str]) -> Part:
@@ -31,7 +31,7 @@ def worker_part(settings: Settings, log: Path, environment: Mapping[str, str]) -
         environment=environment,
         probe=lambda pid: probe_worker(settings.home, pid),
         start_timeout=_START_TIMEOUT,
-        stop_timeout=settings.shutdown_timeout + _STOP_MARGIN,
+        stop_timeout=settings.shutdown_timeout + STOP_MARGIN,
         death_signal=signal.SIGTERM,  # it takes its own children along
     )
 

@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from ragspec.services.flower import BUCKETS, COLUMNS
+from ragspec.services.worker import STOP_MARGIN
 from ragspec.settings import PREFIX, Settings
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +86,7 @@ def test_every_lasting_service_is_asked_how_it_is_and_started_in_order(services:
 def test_a_stopping_worker_has_time_to_hand_back(services: dict[str, Any]) -> None:
     grace = float(services["worker"]["stop_grace_period"].removesuffix("s"))
 
-    assert grace > float(EXAMPLE["RAGSPEC_SHUTDOWN_TIMEOUT"]) + 15
+    assert grace > float(EXAMPLE["RAGSPEC_SHUTDOWN_TIMEOUT"]) + STOP_MARGIN
 
 
 def test_the_worker_reserves_a_gpu_and_nothing_else_does(services: dict[str, Any]) -> None:

@@ -147,7 +147,9 @@ class Worker:
         return json.loads(self.report_path.read_text()) if self.report_path.exists() else {}
 
     def resident(self) -> psutil.Process:
-        return next(child for child in self._children() if "tests.integration.worker.stand_in_resident" in _words(child))
+        return next(
+            child for child in self._children() if "tests.integration.worker.stand_in_resident" in _words(child)
+        )
 
     def node(self, queue: str = "bulk") -> psutil.Process:
         return next(child for child in self._children() if f"--queue={queue}" in _words(child))
