@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST_ARGS ?=
 
-.PHONY: setup test lint demo clean freeze
+.PHONY: help setup test lint demo clean freeze
 .DEFAULT_GOAL := help
 
 help:
@@ -14,7 +14,6 @@ help:
 	@echo 'make lint    format, lint, types'
 	@echo 'make freeze  write constraints.txt from .venv'
 	@echo 'make clean   remove .venv and caches'
-.PHONY: help
 
 setup: .venv/stamp
 
@@ -37,7 +36,7 @@ demo: setup
 	$(BIN)/python -m ragspec.demo
 
 freeze: setup
-	@sed -n '/^#/p' constraints.txt > .venv/constraints.txt
+	@sed '/^$$/q' constraints.txt > .venv/constraints.txt
 	@$(BIN)/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' >> .venv/constraints.txt
 	@mv .venv/constraints.txt constraints.txt
 
