@@ -7,6 +7,7 @@ Precedence, highest first: environment variables, `.env` in the working director
 from __future__ import annotations
 
 import json
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -58,6 +59,10 @@ class Settings(BaseSettings):
     max_draft: int = Field(10, ge=0, le=64, description="Draft tokens per sequence and step; 0: no speculation.")
     threads: int = Field(0, ge=0, description="CPU threads of the engine; 0 takes every core.")
 
+    engine_socket: Path | None = Field(
+        None, description="Unix socket of the engine that a Celery node feeds; `ragspec worker` sets it for its nodes."
+    )
+
     # Prompt and retrieval
     prompt_template: Path | None = Field(None, description="A Jinja file in place of the default prompt.")
     on_no_context: Literal["answer", "no_context"] = Field(
@@ -82,7 +87,7 @@ class Settings(BaseSettings):
     engine_timeout: Seconds = Field(120, description="Seconds without an engine step before a restart.")
     max_attempts: Positive = Field(5, description="Claims of one shard before its unanswered questions are failed.")
 
-    @field_validator("home", "model_cache", "prompt_template")
+    @field_validator("home", "model_cache", "prompt_template", "engine_socket")
     @classmethod
     def _expand(cls, path: Path | None) -> Path | None:
         return path.expanduser().absolute() if path else path
@@ -161,6 +166,11 @@ def load_settings(**overrides: Any) -> Settings:
 def settings() -> Settings:
     """The settings of this process, read once."""
     return load_settings()
+
+
+def child_environment(**overrides: Any) -> dict[str, str]:
+    """The environment for a process that we start: this one's, with the settings named overridden."""
+    return dict(os.environ) | {PREFIX + name.upper(): str(value) for name, value in overrides.items()}
 
 
 def _explain(error: ValidationError) -> str:

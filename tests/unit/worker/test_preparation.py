@@ -1,0 +1,115 @@
+"""From questions to prompts: one row's fault stays that row's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from ragspec.corpus.passage import Passage
+from ragspec.errors import NotFoundError, ServiceUnavailableError
+from ragspec.jobs.answer import Answer, Question
+from ragspec.jobs.options import AnswerOptions
+from tests.worker_stand_in import PASSAGE, StandInPrompts, StandInRetriever
+from worker.resident.outcome import NO_CONTEXT_TEXT, Identity
+from worker.resident.preparation import Preparation, Prepared
+from worker.resident.ticket import Ticket, issue
+
+IDENTITY = Identity("model@1", None, "feedfacecafebeef")
+
+
+def ticket(text: str, idx: int = 0, **options: object) -> Ticket:
+    return issue(idx, 1, Question(idx, f"q{idx}", text), AnswerOptions(collection="docs", **options), 0.0)
+
+
+def prepare(
+    tickets: list[Ticket], retriever: object = None, *, answer_without_context: bool = True, patience_s: float = 60.0
+) -> dict[str, Prepared | Answer]:
+    preparation = Preparation(
+        retriever or StandInRetriever(),
+        StandInPrompts(),
+        IDENTITY,
+        answer_without_context,
+        pause=lambda _: False,
+        patience_s=patience_s,
+    )
+    return {one.id: outcome for one, outcome in preparation.prepare(tickets)}
+
+
+class Failing:
+    """Fails with each of `errors` in turn, then finds."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+
+    def retrieve(self, questions: Sequence[str], collection: str, top_k: int) -> list[list[Passage]]:
+        if self.errors:
+            raise self.errors.pop(0)
+        return [[PASSAGE] for _ in questions]
+
+
+def test_questions_of_one_collection_and_top_k_are_retrieved_together() -> None:
+    retriever = StandInRetriever()
+    prepare([ticket("a", 0), ticket("b", 1, top_k=1), ticket("c", 2)], retriever)
+
+    assert sorted(retriever.batches, key=len, reverse=True) == [["a", "c"], ["b"]]
+
+
+def test_no_passages_are_asked_for_where_top_k_is_0() -> None:
+    retriever = StandInRetriever()
+    outcome = prepare([ticket("a", top_k=0)], retriever, answer_without_context=False)["0"]
+
+    assert retriever.batches == []
+    assert isinstance(outcome, Prepared)
+
+
+def test_a_question_with_nothing_retrieved_ends_where_the_setting_says_so() -> None:
+    nothing = StandInRetriever(found=lambda _: [])
+    answer = prepare([ticket("a")], nothing, answer_without_context=False)["0"]
+
+    assert (answer.status, answer.finish_reason, answer.text) == ("completed", "no_context", NO_CONTEXT_TEXT)
+    assert (answer.model, answer.template_hash) == ("model@1", "feedfacecafebeef")
+    assert isinstance(prepare([ticket("a")], nothing)["0"], Prepared)
+
+
+def test_a_store_that_comes_back_costs_nothing() -> None:
+    away = ServiceUnavailableError("Chroma does not answer.")
+
+    assert isinstance(prepare([ticket("a")], Failing(away, away))["0"], Prepared)
+
+
+def test_a_store_that_stays_away_fails_the_row() -> None:
+    away = ServiceUnavailableError("Chroma does not answer.")
+    answer = prepare([ticket("a")], Failing(away), patience_s=0.0)["0"]
+
+    assert (answer.status, answer.error_code) == ("failed", "retrieval_failed")
+    assert "Chroma does not answer." in (answer.error_message or "")
+
+
+def test_a_missing_collection_fails_with_its_own_code() -> None:
+    missing = NotFoundError("No collection docs.", code="unknown_collection")
+
+    assert prepare([ticket("a")], Failing(missing))["0"].error_code == "unknown_collection"
+
+
+def test_one_question_that_breaks_the_retriever_fails_alone() -> None:
+    def found(question: str) -> list[Passage]:
+        if question == "bad":
+            raise ZeroDivisionError("bad vector")
+        return [PASSAGE]
+
+    outcomes = prepare([ticket("a", 0), ticket("bad", 1), ticket("c", 2)], StandInRetriever(found))
+
+    assert [Prepared, Answer, Prepared] == [type(outcomes[key]) for key in "012"]
+    assert (
+        outcomes["1"].error_code,
+        outcomes["1"].error_message,
+    ) == ("internal_error", "ZeroDivisionError: bad vector")
+
+
+@pytest.mark.parametrize(("text", "code"), [("x" * 2000, "question_too_long"), ("!prompt", "internal_error")])
+def test_a_question_without_a_prompt_fails_alone(text: str, code: str) -> None:
+    outcomes = prepare([ticket(text, 0), ticket("fine", 1)])
+
+    assert code == outcomes["0"].error_code
+    assert isinstance(outcomes["1"], Prepared)

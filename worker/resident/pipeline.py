@@ -1,0 +1,245 @@
+"""Retrieval and decoding side by side: one thread prepares the next questions while another runs the engine."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ragspec.decoding.request import Completion, Request, Sampling
+from ragspec.jobs.answer import Answer
+from worker.protocol import Pong
+from worker.resident.lanes import Lanes
+from worker.resident.outcome import Identity, Timing, answered, failed
+from worker.resident.parts import Parts
+from worker.resident.preparation import Preparation, Prepared
+from worker.resident.ticket import Ticket
+
+log = logging.getLogger(__name__)
+
+#: Most questions embedded and looked up in one go.
+RETRIEVAL_BATCH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    prepared: Prepared
+    added_at: float
+
+
+class Pipeline:
+    """Takes tickets, gives answers.
+
+    Questions wait in lanes until the engine's own queue has room: at most twice its batch is prepared ahead for bulk
+    work, so that the engine never starves, memory stays bounded and an interactive question overtakes the rest.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        max_batch: int,
+        answer_without_context: bool,
+        deliver: Callable[[int, Answer], None],
+        fail: Callable[[Exception], None],
+    ) -> None:
+        """Build the pipeline; nothing runs before `start`.
+
+        Args:
+            parts: what was loaded.
+            max_batch: sequences that the engine decodes together.
+            answer_without_context: whether a question with no passages is answered all the same.
+            deliver: gives an answer to a connection; called from both threads.
+            fail: told that one of the threads cannot go on.
+        """
+        self._engine = parts.engine
+        self._identity = Identity(parts.model, parts.head, parts.prompts.template_hash)
+        self._preparation = Preparation(
+            parts.retriever, parts.prompts, self._identity, answer_without_context, self._pause
+        )
+        self._deliver = deliver
+        self._fail = fail
+        self._capacity = 2 * max_batch
+        self._refill = max(1, max_batch // 2)
+
+        self._changed = threading.Condition()
+        self._lanes = Lanes()
+        self._open: dict[str, Ticket] = {}  # accepted and not yet answered
+        self._prepared: deque[Prepared] = deque()
+        self._running: dict[str, _Running] = {}
+        self._cancelled: list[str] = []
+        self._moved_at = time.monotonic()
+        self._stopping = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run_retrieval, name="retrieval", daemon=True),
+            threading.Thread(target=self._run_engine, name="engine", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Start both threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, timeout: float) -> bool:
+        """Stop both threads after what they are at; False where one is still busy after `timeout` seconds."""
+        self._stopping.set()
+        with self._changed:
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(timeout)
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def submit(self, ticket: Ticket) -> None:
+        """Take a question."""
+        with self._changed:
+            if not self._open:
+                self._moved_at = time.monotonic()
+            self._open[ticket.id] = ticket
+            self._lanes.put(ticket)
+            self._changed.notify_all()
+
+    def refuse(self, ticket: Ticket, error: Exception) -> None:
+        """Answer a question with an error at once."""
+        self._deliver(ticket.connection, failed(ticket, error, self._identity))
+
+    def forget(self, connection: int) -> None:
+        """Drop everything a connection waits for."""
+        with self._changed:
+            gone = [ticket.id for ticket in self._open.values() if ticket.connection == connection]
+            for ticket_id in gone:
+                del self._open[ticket_id]
+            self._lanes.drop(connection)
+            self._cancelled += [ticket_id for ticket_id in gone if ticket_id in self._running]
+            self._changed.notify_all()
+
+    def progress(self) -> Pong:
+        """How far it is; never waits for the engine."""
+        with self._changed:
+            running = len(self._running)
+            stalled_s = time.monotonic() - self._moved_at if self._open else 0.0
+            waiting = len(self._open.keys() - self._running.keys())
+        return Pong(self._engine.steps, waiting, running, stalled_s)
+
+    # Retrieval thread
+
+    def _run_retrieval(self) -> None:
+        try:
+            while tickets := self._next_tickets():
+                for ticket, outcome in self._preparation.prepare(tickets):
+                    if isinstance(outcome, Answer):
+                        self._finish(ticket, outcome)
+                    else:
+                        self._pass_on(outcome)
+        except Exception as error:
+            log.exception("retrieval failed")
+            self._fail(error)
+
+    def _next_tickets(self) -> list[Ticket]:
+        """Wait for questions that may be prepared; [] where the process stops."""
+        with self._changed:
+            while not self._stopping.is_set():
+                room = self._room()
+                if taken := self._lanes.take(RETRIEVAL_BATCH, room):
+                    return taken
+                self._changed.wait()
+        return []
+
+    def _room(self) -> int:
+        """How many bulk questions to prepare now: none until a batch worth retrieving fits, or all that wait do."""
+        free = self._capacity - len(self._prepared) - len(self._running)
+        return min(free, RETRIEVAL_BATCH) if free >= min(self._refill, self._lanes.bulk) else 0
+
+    def _pass_on(self, prepared: Prepared) -> None:
+        with self._changed:
+            self._moved_at = time.monotonic()
+            if prepared.ticket.id in self._open:
+                if prepared.ticket.interactive:
+                    self._prepared.appendleft(prepared)
+                else:
+                    self._prepared.append(prepared)
+                self._changed.notify_all()
+
+    def _pause(self, seconds: float) -> bool:
+        with self._changed:
+            self._moved_at = time.monotonic()  # a retry is life; that it ends is the preparation's business
+        return self._stopping.wait(seconds)
+
+    # Engine thread
+
+    def _run_engine(self) -> None:
+        try:
+            while self._exchange():
+                steps = self._engine.steps
+                for completion in self._engine.step():
+                    self._complete(completion)
+                if self._engine.steps > steps:  # a step that does nothing is no progress
+                    with self._changed:
+                        self._moved_at = time.monotonic()
+        except Exception as error:
+            log.exception("the engine failed")
+            self._fail(error)
+
+    def _exchange(self) -> bool:
+        """Wait for work, then hand the engine what is new and take back what nobody waits for; False to stop."""
+        with self._changed:
+            while not (self._prepared or self._cancelled or self._engine.has_work or self._stopping.is_set()):
+                self._changed.wait()
+            if self._stopping.is_set():
+                return False
+            cancelled = [ticket_id for ticket_id in self._cancelled if self._running.pop(ticket_id, None)]
+            self._cancelled.clear()
+            ready = [prepared for prepared in self._prepared if prepared.ticket.id in self._open]
+            self._prepared.clear()
+            self._running |= {prepared.ticket.id: _Running(prepared, time.monotonic()) for prepared in ready}
+            self._changed.notify_all()  # what was cancelled has made room
+        for ticket_id in cancelled:
+            self._engine.cancel(ticket_id)
+        for prepared in ready:
+            self._add(prepared)
+        return True
+
+    def _add(self, prepared: Prepared) -> None:
+        ticket = prepared.ticket
+        try:
+            self._engine.add(_request(prepared))
+        except Exception as error:  # noqa: BLE001 - one row's prompt never stops the others
+            log.warning("question %s does not enter the engine: %s", ticket.question.custom_id, error)
+            self._finish(ticket, failed(ticket, error, self._identity))
+
+    def _complete(self, completion: Completion) -> None:
+        running = self._running[completion.request_id]
+        ticket, prompt = running.prepared.ticket, running.prepared.prompt
+        timing = Timing(running.added_at, running.prepared.retrieval_s)
+        self._finish(ticket, answered(ticket, completion, prompt.used, timing, self._identity))
+
+    # Both
+
+    def _finish(self, ticket: Ticket, answer: Answer) -> None:
+        with self._changed:
+            self._moved_at = time.monotonic()
+            self._running.pop(ticket.id, None)
+            wanted = self._open.pop(ticket.id, None) is not None
+            self._changed.notify_all()
+        if wanted:
+            self._deliver(ticket.connection, answer)
+
+
+def _request(prepared: Prepared) -> Request:
+    options = prepared.ticket.options
+    return Request(
+        id=prepared.ticket.id,
+        prompt=prepared.prompt.token_ids,
+        sampling=Sampling(
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+            top_p=options.top_p,
+            seed=prepared.ticket.seed,
+            stop=options.stop,
+            speculation=options.speculation,
+        ),
+        passage_spans=prepared.prompt.passage_spans,
+        interactive=prepared.ticket.interactive,
+    )

@@ -1,0 +1,116 @@
+"""From questions to prompts: retrieval in batches, and one prompt each."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from ragspec.corpus.passage import Passage, Retriever
+from ragspec.errors import RagspecError, ServiceUnavailableError
+from ragspec.jobs.answer import Answer
+from worker.resident.outcome import Identity, failed, without_context
+from worker.resident.parts import BuiltPrompt, PromptWriter
+from worker.resident.ticket import Ticket
+
+log = logging.getLogger(__name__)
+
+#: Seconds for which a store that does not answer is asked again before the row fails: a restart of Chroma fits in.
+PATIENCE_S = 60.0
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A question that is ready for the engine."""
+
+    ticket: Ticket
+    prompt: BuiltPrompt
+    retrieval_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """Turns tickets into prompts; a row that cannot be prepared becomes its own failed answer.
+
+    Attributes:
+        retriever: finds passages.
+        prompts: writes prompts.
+        identity: written on the answers that end here.
+        answer_without_context: whether a question with no passages goes to the engine all the same.
+        pause: waits so many seconds; True ends the retries (the process stops).
+        patience_s: for how long a store that does not answer is asked again, seconds.
+    """
+
+    retriever: Retriever
+    prompts: PromptWriter
+    identity: Identity
+    answer_without_context: bool
+    pause: Callable[[float], bool]
+    patience_s: float = PATIENCE_S
+
+    def prepare(self, tickets: Sequence[Ticket]) -> Iterator[tuple[Ticket, Prepared | Answer]]:
+        """Retrieve for the tickets, together where collection and `top_k` agree, and build their prompts.
+
+        Yields each ticket once, with its prompt or with the answer that it ended in.
+        """
+        for (collection, top_k), group in groupby(sorted(tickets, key=_search), key=_search):
+            yield from self._group(list(group), collection, top_k)
+
+    def _group(self, tickets: list[Ticket], collection: str, top_k: int) -> Iterator[tuple[Ticket, Prepared | Answer]]:
+        started = time.monotonic()
+        try:
+            found = self._retrieve([ticket.question.text for ticket in tickets], collection, top_k)
+        except ServiceUnavailableError as error:
+            yield from ((ticket, failed(ticket, error, self.identity, "retrieval_failed")) for ticket in tickets)
+        except RagspecError as error:
+            yield from ((ticket, failed(ticket, error, self.identity)) for ticket in tickets)
+        except Exception as error:
+            if len(tickets) > 1:  # one of them is to blame: find out which
+                log.exception("retrieval of %d questions failed; trying them one by one", len(tickets))
+                for ticket in tickets:
+                    yield from self._group([ticket], collection, top_k)
+            else:
+                log.exception("retrieval failed for question %s", tickets[0].question.custom_id)
+                yield tickets[0], failed(tickets[0], error, self.identity)
+        else:
+            elapsed = time.monotonic() - started
+            for ticket, passages in zip(tickets, found, strict=True):
+                yield ticket, self._build(ticket, passages, elapsed)
+
+    def _retrieve(self, questions: list[str], collection: str, top_k: int) -> list[list[Passage]]:
+        if top_k == 0:
+            return [[] for _ in questions]
+        give_up_at, pause_s = time.monotonic() + self.patience_s, FIRST_PAUSE_S
+        while True:
+            try:
+                found = self.retriever.retrieve(questions, collection, top_k)
+            except ServiceUnavailableError as error:
+                if time.monotonic() + pause_s > give_up_at or self.pause(pause_s):
+                    raise
+                log.warning("retrieval: %s Trying again.", error)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            else:
+                if len(found) != len(questions):
+                    msg = f"the retriever gave {len(found)} results for {len(questions)} questions"
+                    raise RuntimeError(msg)
+                return found
+
+    def _build(self, ticket: Ticket, passages: list[Passage], retrieval_s: float) -> Prepared | Answer:
+        if not passages and ticket.options.top_k > 0 and not self.answer_without_context:
+            return without_context(ticket, retrieval_s, self.identity)
+        try:
+            prompt = self.prompts.build(ticket.question.text, passages, ticket.options.max_tokens)
+        except RagspecError as error:
+            return failed(ticket, error, self.identity)
+        except Exception as error:
+            log.exception("no prompt for question %s", ticket.question.custom_id)
+            return failed(ticket, error, self.identity)
+        return Prepared(ticket, prompt, retrieval_s)
+
+
+def _search(ticket: Ticket) -> tuple[str, int]:
+    return ticket.options.collection, ticket.options.top_k

@@ -1,0 +1,94 @@
+"""The resident process: load everything once, then serve until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from ragspec.settings import Settings
+from worker.resident.parts import Parts
+from worker.resident.pipeline import Pipeline
+from worker.resident.server import Server
+
+log = logging.getLogger(__name__)
+
+#: sysexits EX_SOFTWARE: the engine failed; the supervisor starts another.
+ENGINE_FAILED = 70
+#: Seconds that an engine step or a retrieval under way may still take when the process is to stop.
+STOP_TIMEOUT_S = 5.0
+
+
+def serve(path: Path, settings: Settings, load: Callable[[Settings], Parts]) -> int:
+    """Load, then serve on the Unix socket at `path` until SIGTERM or SIGINT; returns the exit status."""
+    parts = load(settings)
+    return asyncio.run(_serve(path, settings, parts))
+
+
+def load_parts(settings: Settings) -> Parts:
+    """Load target, embedder, retriever and prompt template as the settings say.
+
+    Raises:
+        ModelUnavailableError: a model cannot be had.
+        ServiceUnavailableError: Chroma is not configured.
+    """
+    from ragspec.prompt.builder import PromptBuilder
+
+    from ragspec.corpus.embedder import load_embedder
+    from ragspec.corpus.retriever import load_retriever
+    from ragspec.decoding.engine import Engine
+    from ragspec.decoding.target import load_target
+    from ragspec.models import ensure_target
+
+    target = load_target(
+        ensure_target(settings),
+        settings.device,
+        settings.dtype,
+        threads=settings.threads,
+        name=Path(settings.model).name,
+    )
+    window = min(settings.context_window, target.context_window)
+    return Parts(
+        engine=Engine(
+            target,
+            max_batch=settings.max_batch,
+            context_window=window,
+            prefill_chunk=settings.prefill_chunk,
+            max_draft=settings.max_draft,
+        ),
+        retriever=load_retriever(settings, load_embedder(settings)),
+        prompts=PromptBuilder(target.tokenizer, window, settings.prompt_template),
+        model=target.identity,
+    )
+
+
+async def _serve(path: Path, settings: Settings, parts: Parts) -> int:
+    server = Server(parts.model)
+    pipeline = Pipeline(
+        parts,
+        max_batch=settings.max_batch,
+        answer_without_context=settings.on_no_context == "answer",
+        deliver=server.deliver,
+        fail=server.fail,
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop)
+    pipeline.start()
+    try:
+        await server.run(path, pipeline)
+    except Exception as error:  # noqa: BLE001 - whatever broke the engine: it is logged, and a new process is the cure
+        log.critical("stopping: %s: %s", type(error).__name__, error)
+        _leave(ENGINE_FAILED)
+    if not pipeline.stop(STOP_TIMEOUT_S):
+        _leave(0)
+    return 0
+
+
+def _leave(status: int) -> None:
+    """End at once: a thread inside the engine cannot be stopped, and must not meet a dying interpreter."""
+    logging.shutdown()
+    os._exit(status)
