@@ -69,6 +69,7 @@ def chroma_url(services_home: Path) -> Iterator[str]:
 def database_url(postgres_url: str) -> Iterator[str]:
     """A migrated database of the test module's own."""
     import psycopg
+
     from ragspec.jobs.database import upgrade
 
     name = f"test_{uuid4().hex}"

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psycopg
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, ProgrammingError
@@ -48,8 +49,8 @@ def reachable(engine: Engine) -> Iterator[None]:
     where = f"{engine.url.host or engine.url.query.get('host', 'localhost')}/{engine.url.database}"
     try:
         yield
-    except OperationalError as error:
-        reason = str(error.orig).strip().splitlines()[0]
+    except (OperationalError, psycopg.OperationalError) as error:
+        reason = str(getattr(error, "orig", error)).strip().splitlines()[0].rstrip(".")
         raise ServiceUnavailableError(
             f"PostgreSQL at {where} does not answer: {reason}.",
             "Start it with `ragspec up`, or check RAGSPEC_DATABASE_URL.",

@@ -23,6 +23,8 @@ from sqlalchemy import text as sql
 from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION, JSONB, REAL, TIMESTAMP
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from ragspec.jobs.options import Queue
+
 #: OpenAI Batch's names. `validating` and `finalizing` lie inside one transaction here and are never seen from outside.
 JobState = Literal[
     "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"
@@ -54,6 +56,7 @@ class Base(DeclarativeBase):
         dict[str, Any]: JSONB(),
         list[dict[str, Any]]: JSONB(),
         JobState: Text(),
+        Queue: Text(),
         ShardState: Text(),
     }
 
@@ -85,7 +88,7 @@ class Job(Base):
     fingerprint: Mapped[str]
     resumable: Mapped[bool]
     options: Mapped[dict[str, Any]]
-    queue: Mapped[str]
+    queue: Mapped[Queue]
     questions_total: Mapped[int]
     shard_size: Mapped[int]
     row_errors: Mapped[int] = mapped_column(server_default=sql("0"))
