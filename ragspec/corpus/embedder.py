@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +14,13 @@ from numpy.typing import NDArray
 
 from ragspec.corpus.chunks import TokenSpans, split_text
 from ragspec.errors import ModelUnavailableError
-from ragspec.models import ensure_embedder, model_identity
+from ragspec.models import Tell, ensure_embedder, model_identity
 from ragspec.settings import Settings
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+_log = logging.getLogger(__name__)
 #: Passages per forward pass: larger gains nothing on a CPU, and a GPU is not kept waiting by it.
 BATCH = 64
 #: Window of a model that states no limit, in tokens.
@@ -81,13 +83,13 @@ class Embedder:
         return spans
 
 
-def load_embedder(settings: Settings) -> Embedder:
-    """Load the embedder of the settings onto its device.
+def load_embedder(settings: Settings, tell: Tell = _log.info) -> Embedder:
+    """Load the embedder of the settings onto its device; `tell` gets a line for each thing that takes time.
 
     Raises:
         ModelUnavailableError: it cannot be had (see `ragspec.models.ensure_embedder`) or loaded.
     """
-    folder = ensure_embedder(settings)
+    folder = ensure_embedder(settings, tell)
     try:
         import torch
         from sentence_transformers import SentenceTransformer

@@ -8,13 +8,13 @@ import functools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 import chromadb
 import chromadb.errors
 import httpx
-from chromadb.api import ClientAPI
+from chromadb.api.client import Client
 from chromadb.api.models.Collection import Collection
 from chromadb.config import Settings as ChromaSettings
 
@@ -58,7 +58,7 @@ class CollectionInfo:
     space: str
 
 
-def _reported(call: Callable[_P, _T]) -> Callable[_P, _T]:
+def reported(call: Callable[_P, _T]) -> Callable[_P, _T]:
     """Turns what Chroma's client raises when the server is away or broken into an error a user can act on."""
 
     @functools.wraps(call)
@@ -79,7 +79,7 @@ def _reported(call: Callable[_P, _T]) -> Callable[_P, _T]:
 class Store:
     """A Chroma server's collections; safe to use from several threads. As a context manager it closes itself."""
 
-    def __init__(self, client: ClientAPI) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
 
     def __enter__(self) -> Self:
@@ -92,12 +92,12 @@ class Store:
         """Give the connections back."""
         self._client.close()
 
-    @_reported
+    @reported
     def max_batch(self) -> int:
         """Passages that one upsert may carry."""
         return int(self._client.get_max_batch_size())
 
-    @_reported
+    @reported
     def names(self) -> list[str]:
         """The names of all collections, sorted."""
         found: list[str] = []
@@ -105,7 +105,7 @@ class Store:
             found += [collection.name for collection in page]
         return sorted(found)
 
-    @_reported
+    @reported
     def open(self, name: str) -> Collection:
         """Chroma's own handle of a collection.
 
@@ -119,7 +119,7 @@ class Store:
         except chromadb.errors.NotFoundError:
             raise self._unknown(name) from None
 
-    @_reported
+    @reported
     def create(self, name: str, embedder: str, dimension: int) -> Collection:
         """Open a collection, made empty where there is none; the embedder is checked by `require_embedder`.
 
@@ -141,7 +141,7 @@ class Store:
         require_embedder(name, embedder_of(collection), embedder)
         return collection
 
-    @_reported
+    @reported
     def describe(self, name: str) -> CollectionInfo:
         """Count and describe a collection; raises as `open` does."""
         collection = self.open(name)
@@ -155,7 +155,16 @@ class Store:
             space=str(space),
         )
 
-    @_reported
+    def count_documents(self, name: str) -> int:
+        """Count the documents that its passages come from; reads all passages' metadata, page by page."""
+        documents: set[str] = set()
+        for ids, stored in walk(self.open(name)):
+            documents |= {
+                id_ if of.get("given") else str(of.get("source", id_)) for id_, of in zip(ids, stored, strict=True)
+            }
+        return len(documents)
+
+    @reported
     def delete(self, name: str) -> None:
         """Delete a collection and all it holds; raises as `open` does."""
         self.open(name)
@@ -187,7 +196,7 @@ def walk(collection: Collection) -> Iterator[tuple[list[str], list[dict[str, Any
         offset += len(page[0])
 
 
-@_reported
+@reported
 def _page(collection: Collection, offset: int) -> tuple[list[str], list[dict[str, Any]]]:
     page = collection.get(limit=PAGE, offset=offset, include=["metadatas"])
     return page["ids"], [dict(metadata or {}) for metadata in page["metadatas"] or []]
@@ -259,7 +268,7 @@ def open_store(settings: Settings) -> Store:
             f"Chroma does not answer at {address}: {error}",
             f"Is it running? `ragspec up` starts one; {PREFIX}CHROMA_URL names another.",
         ) from error
-    return Store(client)
+    return Store(cast("Client", client))  # declared as its base class, which cannot be closed
 
 
 def check_collection(settings: Settings, name: str) -> CollectionInfo | None:

@@ -50,6 +50,6 @@ class SlotCache:
         return keys.flatten(0, 1)[span, :length], values.flatten(0, 1)[span, :length]
 
     def _reserve(self, like: Tensor) -> Tensor:
-        return torch.empty(
-            (self.slots, like.shape[1], self.capacity, like.shape[3]), dtype=like.dtype, device=like.device
-        )
+        # Zeros, not garbage: what lies behind a sequence's end is masked by a weight of 0, and 0 times NaN is NaN.
+        shape = (self.slots, like.shape[1], self.capacity, like.shape[3])
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)

@@ -98,7 +98,7 @@ class Target:
                 input_ids=torch.tensor([tokens], device=self.device),
                 position_ids=plan.positions[None],
                 use_cache=False,
-                logits_to_keep=torch.tensor(rows, device=self.device),
+                logits_to_keep=torch.tensor(rows, dtype=torch.long, device=self.device),
             )
         logits: Tensor = out.logits[0]
         return logits

@@ -2,6 +2,7 @@
 
 from ragspec.models.manifest import fingerprint
 from ragspec.models.obtain import (
+    Tell,
     ensure_embedder,
     ensure_model,
     ensure_target,
@@ -11,6 +12,7 @@ from ragspec.models.obtain import (
 )
 
 __all__ = [
+    "Tell",
     "ensure_embedder",
     "ensure_model",
     "ensure_target",

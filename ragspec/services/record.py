@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -53,7 +53,7 @@ class ProcessId:
         """The process if it lives still."""
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(self.pid)
-            if process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - self.born) < _SAME_BIRTH:
+            if _lives(process) and abs(process.create_time() - self.born) < _SAME_BIRTH:
                 return process
         return None
 
@@ -133,12 +133,29 @@ def end(processes: Sequence[ProcessId], patience: float = 10.0) -> list[ProcessI
     for process in doomed.values():
         with suppress(psutil.NoSuchProcess):
             process.terminate()
-    _, stubborn = psutil.wait_procs(doomed.values(), timeout=patience)
-    for process in stubborn:
+    for process in _living(doomed.values(), patience):
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(stubborn, timeout=patience)
+    _living(doomed.values(), patience)
     return lived
+
+
+def _living(processes: Iterable[psutil.Process], patience: float) -> list[psutil.Process]:
+    """Those that live after at most `patience` seconds.
+
+    Not psutil's wait: where nobody collects the dead (a container without init), it would wait for a zombie.
+    """
+    deadline = time.monotonic() + patience
+    while (living := [process for process in processes if _lives(process)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return living
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _acquire(descriptor: int) -> bool:

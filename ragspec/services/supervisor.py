@@ -28,7 +28,7 @@ CALM = 60.0
 #: Seconds between two looks at the parts; the end of one is noticed at once.
 _LOOK_EVERY = 1.0
 #: Seconds that a configured store has to answer.
-_PATIENCE = 10.0
+_PATIENCE = 3.0
 
 Say = Callable[[str], None]
 

@@ -1,0 +1,185 @@
+"""Reads one document's text and title out of its file, by well-kept parsers for what is not plain text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+from ragspec.errors import InputError
+
+if TYPE_CHECKING:
+    from bs4 import BeautifulSoup
+
+#: Bytes that are looked through for a NUL, which no text has.
+_SNIFFED = 8192
+#: HTML elements that stand on lines of their own.
+_BLOCKS = [
+    "address",
+    "article",
+    "aside",
+    "blockquote",
+    "dd",
+    "div",
+    "dl",
+    "dt",
+    "figcaption",
+    "figure",
+    "footer",
+    "form",
+    "h1",
+    "h2",
+    "h3",
+    "h4",
+    "h5",
+    "h6",
+    "header",
+    "hr",
+    "li",
+    "main",
+    "nav",
+    "ol",
+    "p",
+    "pre",
+    "section",
+    "table",
+    "td",
+    "th",
+    "tr",
+    "ul",
+]
+_MARKDOWN_TITLE = re.compile(r"^#{1,6} +(.+?)[ #]*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document's text.
+
+    Attributes:
+        text: headings are marked as in Markdown, paragraphs parted by empty lines.
+        title: as the file itself says, or empty.
+    """
+
+    text: str
+    title: str
+
+
+def parse_document(content: bytes, suffix: str) -> Document:
+    """The text of a file.
+
+    Args:
+        content: the file's bytes.
+        suffix: the end of its name, lower case, with the dot.
+
+    Raises:
+        InputError: codes `empty_file`, `binary_file`, `not_utf8`, `missing_extra`, `no_text`, `unreadable_file`.
+    """
+    if not content.strip():
+        raise InputError("It is empty.", code="empty_file")
+    parsers: dict[str, Callable[[bytes], Document]] = {
+        ".pdf": _parse_pdf,
+        ".docx": _parse_docx,
+        ".html": _parse_html,
+        ".htm": _parse_html,
+        ".md": _parse_markdown,
+    }
+    try:
+        document = parsers.get(suffix, _parse_text)(content)
+    except ImportError as error:
+        raise InputError(
+            f"Reading {suffix} needs {error.name}.", "Install `ragspec[documents]`.", code="missing_extra"
+        ) from error
+    if not document.text.strip():
+        raise InputError("It holds no text (a scan, perhaps).", code="no_text")
+    return document
+
+
+def decode_utf8(content: bytes) -> str:
+    """Text of bytes, byte order mark dropped.
+
+    Raises:
+        InputError: codes `binary_file` and `not_utf8`.
+    """
+    if b"\0" in content[:_SNIFFED]:
+        raise InputError("It is binary, not text.", code="binary_file")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"It is not UTF-8: byte {error.start} is 0x{content[error.start]:02x}.",
+            "`iconv -t UTF-8` converts it.",
+            code="not_utf8",
+        ) from None
+
+
+def _parse_text(content: bytes) -> Document:
+    return Document(decode_utf8(content), "")
+
+
+def _parse_markdown(content: bytes) -> Document:
+    text = decode_utf8(content)
+    title = _MARKDOWN_TITLE.search(text)
+    return Document(text, title.group(1) if title else "")
+
+
+def _parse_html(content: bytes) -> Document:
+    from bs4 import BeautifulSoup
+
+    if b"\0" in content[:_SNIFFED] and not content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise InputError("It is binary, not text.", code="binary_file")
+    soup = BeautifulSoup(content, "lxml")
+    title = soup.title.get_text(" ", strip=True) if soup.title else ""
+    return Document(_html_text(soup), title)
+
+
+def _html_text(soup: BeautifulSoup) -> str:
+    for hidden in soup(["script", "style", "noscript", "template", "head"]):
+        hidden.decompose()
+    for node in soup.find_all(string=True):
+        if not node.find_parent("pre"):
+            node.replace_with(re.sub(r"\s+", " ", node))
+    for line_break in soup("br"):
+        line_break.replace_with("\n")
+    for block in soup(_BLOCKS):
+        level = re.fullmatch(r"h([1-6])", block.name)
+        block.insert(0, "\n\n" + ("#" * int(level.group(1)) + " " if level else ""))
+        block.append("\n" if block.name in {"li", "td", "th", "tr", "dt"} else "\n\n")
+    lines = (line.rstrip() for line in soup.get_text().split("\n"))
+    text = "\n".join(line.removeprefix(" ") if line[:2] != "  " else line for line in lines)
+    return re.sub(r"\n{3,}", "\n\n", text).strip()
+
+
+def _parse_pdf(content: bytes) -> Document:
+    from pypdf import PdfReader
+    from pypdf.errors import PyPdfError
+
+    try:
+        reader = PdfReader(BytesIO(content))
+        text = "\n\n".join(page.extract_text() for page in reader.pages)
+        title = (reader.metadata.title if reader.metadata else None) or ""
+    except (PyPdfError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:  # damaged files
+        raise InputError(f"The PDF cannot be read: {error or type(error).__name__}.", code="unreadable_file") from error
+    # Lone surrogates come out of broken fonts; no store takes them.
+    return Document(text.encode("utf-8", "replace").decode(), str(title).encode("utf-8", "replace").decode())
+
+
+def _parse_docx(content: bytes) -> Document:
+    import docx
+    from docx.opc.exceptions import PackageNotFoundError
+    from docx.table import Table
+
+    try:
+        document = docx.Document(BytesIO(content))
+    except (PackageNotFoundError, KeyError, ValueError, OSError) as error:
+        raise InputError(f"The document cannot be read: {error}.", code="unreadable_file") from error
+    blocks = []
+    for block in document.iter_inner_content():
+        if isinstance(block, Table):
+            blocks.append("\n".join(" | ".join(cell.text for cell in row.cells) for row in block.rows))
+            continue
+        style = block.style.name if block.style is not None else ""
+        level = re.fullmatch(r"Heading ([1-6])", style or "")
+        blocks.append(("#" * int(level.group(1)) + " " if level else "") + block.text)
+    return Document("\n\n".join(block for block in blocks if block.strip()), document.core_properties.title or "")

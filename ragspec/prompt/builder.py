@@ -1,0 +1,171 @@
+"""From a question and its passages to the target's prompt tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError
+from jinja2.sandbox import SandboxedEnvironment
+
+from ragspec.corpus.passage import Passage
+from ragspec.errors import InputError, SettingsError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+#: A passage cut shorter than this says nothing any more and is left out instead.
+SHORTEST_PASSAGE_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt ready for the engine.
+
+    Attributes:
+        token_ids: [n].
+        passage_spans: [start, end) token ranges of the passages in it; empty where the tokenizer gives no offsets.
+        used: the passages that are in it, the last perhaps cut; best first.
+    """
+
+    token_ids: tuple[int, ...]
+    passage_spans: tuple[tuple[int, int], ...]
+    used: tuple[Passage, ...]
+
+
+class PromptBuilder:
+    """Renders the prompt template through the target's chat template and keeps it inside the window.
+
+    Args:
+        tokenizer: the target's.
+        window: tokens of prompt and answer.
+        template: a Jinja file in place of the default.
+
+    Raises:
+        SettingsError: the template cannot be read or is not valid Jinja (names RAGSPEC_PROMPT_TEMPLATE and the line).
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, window: int, template: Path | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._window = window
+        source = _read(template)
+        self._template = _compile(source, template)
+        chat = getattr(tokenizer, "chat_template", None) or ""
+        self._chat = bool(chat)
+        #: First 16 hex digits of the SHA-256 of the prompt template and the chat template, recorded with every answer.
+        self.template_hash = hashlib.sha256(f"{source}\0{chat}".encode()).hexdigest()[:16]
+        # A special token written in a question or a passage must stay text: it could otherwise end the user's turn.
+        self._special = sorted(set(tokenizer.all_special_tokens), key=len, reverse=True)
+
+    def build(self, question: str, passages: Sequence[Passage], max_tokens: int) -> Prompt:
+        """The prompt, its passages cut from the last where they do not fit beside the answer's room.
+
+        The answer's room is `max_tokens`, but at most half the window: what an answer may take must not push out what
+        it is drawn from.
+
+        Raises:
+            InputError: the question alone does not fit (code `question_too_long`).
+        """
+        budget = self._window - min(max_tokens, self._window // 2)
+        used = list(passages)
+        while True:
+            text = self._render(question, used)
+            token_ids, offsets = self._encode(text)
+            excess = len(token_ids) - budget
+            if excess <= 0:
+                return Prompt(tuple(token_ids), self._spans(text, used, offsets), tuple(used))
+            if not used:
+                msg = f"The question takes {len(token_ids)} tokens with its instructions; {budget} are there for a prompt."
+                raise InputError(msg, "Shorten it or raise RAGSPEC_CONTEXT_WINDOW.", code="question_too_long")
+            used = self._cut_last(used, excess)
+
+    def _cut_last(self, used: list[Passage], excess: int) -> list[Passage]:
+        """The passages with at least `excess` tokens fewer in the last, or without it."""
+        last = used[-1]
+        tokens = self._tokenizer(last.text, add_special_tokens=False)["input_ids"]
+        keep = len(tokens) - excess
+        if keep < SHORTEST_PASSAGE_TOKENS:
+            return used[:-1]
+        text = str(self._tokenizer.decode(tokens[:keep], clean_up_tokenization_spaces=False))
+        # Cutting at a token can end inside a character, and decoding need not give back the very text: keep its prefix.
+        common = next((i for i, (a, b) in enumerate(zip(text, last.text, strict=False)) if a != b), len(text))
+        return [*used[:-1], replace(last, text=last.text[: min(common, len(last.text) - 1)].rstrip())]
+
+    def _render(self, question: str, passages: Sequence[Passage]) -> str:
+        shown = [
+            {"number": i, "title": self._plain(p.title), "text": self._plain(p.text), "document": p.document}
+            for i, p in enumerate(passages, start=1)
+        ]
+        variables = {"question": self._plain(question), "passages": shown}
+        messages = []
+        for role in ("system", "user"):
+            if role in self._template.blocks:
+                context = self._template.new_context(variables)
+                content = "".join(self._template.blocks[role](context)).strip()
+                if content:
+                    messages.append({"role": role, "content": content})
+        if self._chat:
+            rendered = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            return str(rendered)
+        return "\n\n".join(message["content"] for message in messages) + "\nAnswer:"
+
+    def _plain(self, text: str) -> str:
+        for token in self._special:
+            if token in text:
+                text = text.replace(token, f"{token[0]} {token[1:]}")
+        return text
+
+    def _encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        # The chat template writes its own special tokens; a base model's tokenizer adds its own.
+        fast = bool(getattr(self._tokenizer, "is_fast", False))
+        encoded: Any = self._tokenizer(text, add_special_tokens=not self._chat, return_offsets_mapping=fast)
+        return list(encoded["input_ids"]), list(encoded["offset_mapping"]) if fast else []
+
+    def _spans(
+        self, text: str, passages: Sequence[Passage], offsets: Sequence[tuple[int, int]]
+    ) -> tuple[tuple[int, int], ...]:
+        spans = []
+        place = 0
+        for passage in passages:
+            shown = self._plain(passage.text).strip()
+            start = text.find(shown, place) if shown else -1
+            if start < 0:
+                continue
+            place = start + len(shown)
+            inside = [i for i, (left, right) in enumerate(offsets) if left < place and right > start]
+            if inside:
+                spans.append((inside[0], inside[-1] + 1))
+        return tuple(spans)
+
+
+def _read(template: Path | None) -> str:
+    if template is None:
+        return resources.files("ragspec.prompt").joinpath("default.jinja").read_text(encoding="utf-8")
+    try:
+        return template.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        msg = f"RAGSPEC_PROMPT_TEMPLATE={str(template)!r} cannot be read: {error}."
+        raise SettingsError(msg, "Give a UTF-8 Jinja file, or unset it for the default.") from error
+
+
+def _compile(source: str, template: Path | None) -> Any:
+    advice = "A template has blocks `system` and `user` and may use `question` and `passages`."
+    probe = {"number": 1, "title": "t", "text": "x", "document": "d"}
+    environment = SandboxedEnvironment(undefined=StrictUndefined)
+    try:
+        compiled = environment.from_string(source)
+        context = compiled.new_context({"question": "q", "passages": [probe]})
+        for block in compiled.blocks.values():
+            "".join(block(context))
+    except TemplateError as error:
+        where = f" line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
+        msg = f"RAGSPEC_PROMPT_TEMPLATE={str(template)!r}{where}: {error}."
+        raise SettingsError(msg, advice) from error
+    if "user" not in compiled.blocks:
+        msg = f"RAGSPEC_PROMPT_TEMPLATE={str(template)!r} has no block `user`."
+        raise SettingsError(msg, advice)
+    return compiled
