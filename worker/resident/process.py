@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 from ragspec.settings import Settings
@@ -60,7 +61,9 @@ def load_parts(settings: Settings) -> Parts:
             max_draft=settings.max_draft,
         ),
         retriever=load_retriever(settings, load_embedder(settings)),
-        prompts=PromptBuilder(target.tokenizer, window, settings.prompt_template),
+        # A tokenizer of its own: prompts are encoded in another thread than the engine decodes in, and Rust tokenizers
+        # refuse to be changed while they are read ("Already borrowed", huggingface/transformers#47085).
+        prompts=PromptBuilder(deepcopy(target.tokenizer), window, settings.prompt_template),
         model=target.identity,
     )
 

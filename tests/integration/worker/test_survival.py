@@ -8,6 +8,7 @@ from uuid import UUID
 import psutil
 import pytest
 
+from ragspec.jobs.cancel import cancel_job
 from tests.integration.jobs.worlds import age_messages
 from tests.integration.worker.yard import Yard
 
