@@ -36,13 +36,12 @@ def load_parts(settings: Settings) -> Parts:
         ModelUnavailableError: a model cannot be had.
         ServiceUnavailableError: Chroma is not configured.
     """
-    from ragspec.prompt.builder import PromptBuilder
-
     from ragspec.corpus.embedder import load_embedder
     from ragspec.corpus.retriever import load_retriever
     from ragspec.decoding.engine import Engine
     from ragspec.decoding.target import load_target
     from ragspec.models import ensure_target
+    from ragspec.prompt.builder import PromptBuilder
 
     target = load_target(
         ensure_target(settings),
