@@ -65,7 +65,8 @@ class Ledger:
     def record(self, claim: claims.Claim, ready: Sequence[Answer]) -> int:
         """Write answers; the number of rows written, 0 where the claim is lost.
 
-        An answer that PostgreSQL refuses (a NUL in a text, say) is written as a failed row, and the others as they are.
+        An answer that PostgreSQL refuses (a count beyond its column, say) is written as a failed row, the others as
+        they are.
         """
         try:
             return self._try(lambda: answers.record_answers(self._engine, claim, ready))

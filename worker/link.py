@@ -83,7 +83,7 @@ class Link:
         """The frames that have arrived, [] where none is complete yet.
 
         Args:
-            timeout: seconds to wait for the first byte; call without after `select` said there is one.
+            timeout: seconds to wait for the first byte, 0 not to; call without after `select` said there is one.
 
         Raises:
             EngineLostError: the resident hung up or sent nonsense.
@@ -98,7 +98,7 @@ class Link:
             if not data:
                 raise EngineLostError("The engine hung up.")
             return list(self._buffer.feed(data))
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):  # the latter where the timeout is 0
             return []
         except (OSError, ProtocolError) as error:
             raise EngineLostError(f"The engine went away: {error}.") from error

@@ -29,12 +29,10 @@ NODE = (sys.executable, "-m", "worker.node")
 TICK_S = 0.25
 PING_INTERVAL_S = 1.0
 REPORT_INTERVAL_S = 1.0
-#: Seconds that a node has after SIGQUIT, and the resident after SIGTERM, before SIGKILL.
+#: Seconds that the resident has to stop after SIGTERM, and the kernel to bury what SIGKILL ended.
 LAST_GRACE_S = 6.0
 #: Longest path of a Unix socket that is safe everywhere: macOS takes 104 bytes, its NUL included.
 MAX_SOCKET_PATH = 100
-#: Exit statuses of a resident that no restart helps (see `ragspec.errors`): bad input, no model, bad setting.
-HOPELESS = range(65, 79)
 
 
 def run(settings: Settings, resident: Sequence[str] = RESIDENT) -> int:
@@ -127,7 +125,7 @@ class _Supervisor:
         if status is not None:
             self._watch.forget()
             self._state = "starting"
-            if not self._model and status in HOPELESS:
+            if not self._model and status > 0:  # it gave up by itself before it was ever ready: no model, say
                 return status
         if self._resident.start_if_due() or self._resident.pid is None:
             return None
@@ -144,11 +142,9 @@ class _Supervisor:
         self._state = "stopping"
         for node in self._nodes:
             node.send(signal.SIGTERM)
-        # Celery's warm shutdown: the children see the drain flag and hand back what they have not answered.
-        if not self._await_nodes(self._settings.shutdown_timeout):
-            for node in self._nodes:
-                node.send(signal.SIGQUIT)  # its cold one: what is still unacknowledged goes back to the queue
-            self._await_nodes(LAST_GRACE_S)
+        # Celery's warm shutdown: the children see the drain flag and hand back what they have not answered. What a
+        # node that is killed leaves claimed, the sweep hands back.
+        self._await_nodes(self._settings.shutdown_timeout)
         for node in self._nodes:
             node.send(signal.SIGKILL)
             node.wait(LAST_GRACE_S)
@@ -158,14 +154,13 @@ class _Supervisor:
             self._resident.send(signal.SIGKILL)
             self._resident.wait(LAST_GRACE_S)
 
-    def _await_nodes(self, timeout: float) -> bool:
+    def _await_nodes(self, timeout: float) -> None:
         give_up_at = time.monotonic() + timeout
         while sum(node.wait(0) for node in self._nodes) < len(self._nodes):
             if self._hurry or time.monotonic() >= give_up_at:
-                return False
+                return
             self._report()
             time.sleep(TICK_S)
-        return True
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame

@@ -25,6 +25,7 @@ def command(load: Callable[[Settings], Parts]) -> click.Command:
     def resident(socket: Path, parent: int) -> None:
         die_with(parent)
         logging.basicConfig(level=logging.INFO, format="%(asctime)s resident %(levelname)s %(message)s")
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # or each query of the store is a line
         try:
             status = serve(socket, load_settings(), load)
         except RagspecError as error:

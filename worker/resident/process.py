@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 from ragspec.settings import Settings
@@ -35,13 +36,12 @@ def load_parts(settings: Settings) -> Parts:
         ModelUnavailableError: a model cannot be had.
         ServiceUnavailableError: Chroma is not configured.
     """
-    from ragspec.prompt.builder import PromptBuilder
-
     from ragspec.corpus.embedder import load_embedder
     from ragspec.corpus.retriever import load_retriever
     from ragspec.decoding.engine import Engine
     from ragspec.decoding.target import load_target
     from ragspec.models import ensure_target
+    from ragspec.prompt.builder import PromptBuilder
 
     target = load_target(
         ensure_target(settings),
@@ -60,7 +60,9 @@ def load_parts(settings: Settings) -> Parts:
             max_draft=settings.max_draft,
         ),
         retriever=load_retriever(settings, load_embedder(settings)),
-        prompts=PromptBuilder(target.tokenizer, window, settings.prompt_template),
+        # A tokenizer of its own: prompts are encoded in another thread than the engine decodes in, and Rust tokenizers
+        # refuse to be changed while they are read ("Already borrowed", huggingface/transformers#47085).
+        prompts=PromptBuilder(deepcopy(target.tokenizer), window, settings.prompt_template),
         model=target.identity,
     )
 

@@ -8,6 +8,7 @@ from uuid import UUID
 import psutil
 import pytest
 
+from ragspec.jobs.cancel import cancel_job
 from tests.integration.jobs.worlds import age_messages
 from tests.integration.worker.yard import Yard
 
@@ -33,17 +34,10 @@ def completed(yard: Yard, job_id: UUID) -> bool:
 def test_a_job_is_answered_and_each_shard_claimed_once(yard: Yard) -> None:
     yard.start_worker()
 
-    assert completed(yard, begun(yard))
-    assert {(shard.attempt, shard.completed) for shard in yard.shards(begun_job(yard))} == {(1, SHARD_SIZE)}
+    job_id = begun(yard)
 
-
-def begun_job(yard: Yard) -> UUID:
-    from sqlalchemy import select
-
-    from ragspec.jobs.tables import Job
-
-    with yard.database.connect() as connection:
-        return connection.execute(select(Job.id)).scalar_one()
+    assert completed(yard, job_id)
+    assert {(shard.attempt, shard.completed) for shard in yard.shards(job_id)} == {(1, SHARD_SIZE)}
 
 
 def test_a_node_killed_in_mid_shard_costs_no_answer(yard: Yard) -> None:
@@ -88,12 +82,13 @@ def test_redis_flushed_in_mid_job_costs_no_answer(yard: Yard) -> None:
 
 
 def test_two_workers_share_a_job(yard: Yard) -> None:
-    yard.start_worker()
-    yard.start_worker()
+    workers = [yard.start_worker(), yard.start_worker()]
     job_id = begun(yard)
 
     assert completed(yard, job_id)
     assert {shard.attempt for shard in yard.shards(job_id)} == {1}
+    holders = {int(shard.worker.rpartition(":")[2]) for shard in yard.shards(job_id)}
+    assert all(holders & {process.pid for process in worker.tree()} for worker in workers)
 
 
 def test_a_stopped_worker_keeps_what_is_answered_and_hands_back_the_rest(yard: Yard) -> None:

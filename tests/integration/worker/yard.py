@@ -59,7 +59,8 @@ class Yard:
         """Record a job and send its messages."""
         job_id = make_job(self.database, questions, shard_size)
         with self.database.connect() as connection:
-            shards = connection.execute(select(Shard.shard_no, Shard.end_idx - Shard.start_idx)).all()
+            query = select(Shard.shard_no, Shard.end_idx - Shard.start_idx).where(Shard.job_id == job_id)
+            shards = connection.execute(query).all()
         send_shards(self.app, [ShardMessage(job_id, number, "bulk", size) for number, size in shards])
         return job_id
 

@@ -49,6 +49,13 @@ def test_it_greets_answers_and_tells_how_it_fares(serving: Serving) -> None:
     assert pong.steps > 0
 
 
+def test_a_silent_resident_is_no_lost_one(serving: Serving) -> None:
+    with Link(serving(StandInEngine()), timeout=5) as link:
+        assert [link.read(0), link.read(0.01)] == [[], []]
+        link.send(Ping())
+        assert isinstance(read(link, 1)[0], Pong)
+
+
 def test_only_its_owner_may_connect(serving: Serving) -> None:
     assert stat.S_IMODE(serving(StandInEngine()).stat().st_mode) == 0o600
 
