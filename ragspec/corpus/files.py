@@ -86,7 +86,7 @@ def find_files(paths: Sequence[str]) -> Found:
     failures: list[Failure] = []
     unknown = 0
     for named in (match for path in paths for match in _expand(path)):
-        root = Path(os.path.abspath(Path(named).expanduser()))  # noqa: PTH100 - `resolve` would follow links
+        root = absolute(named)
         if not root.exists():
             error = InputError("There is no such file or folder.", code="no_such_file")
             failures.append(failure(named, error))
@@ -113,9 +113,14 @@ def is_pattern(path: str) -> bool:
     return glob.has_magic(path) and not Path(path).exists()
 
 
+def absolute(path: Path | str) -> Path:
+    """A named path from the root, without `..`; links are kept, which `resolve` would follow."""
+    return Path(os.path.abspath(Path(path).expanduser()))  # noqa: PTH100
+
+
 def source_name(path: Path | str) -> str:
-    """A path as a string that any store takes."""
-    return _printable(str(path))
+    """A path as it identifies a document in a collection: absolute, with what is not UTF-8 spelled out."""
+    return _printable(str(absolute(path)))
 
 
 def _printable(text: str) -> str:

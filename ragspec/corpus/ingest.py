@@ -8,7 +8,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 from chromadb.api.models.Collection import Collection
@@ -121,7 +120,7 @@ def ingest(
     if not existed and not collection.count():
         store.delete(name)  # nothing could be read: leave nothing behind
     elif prune:
-        run.prune([source_name(Path(path).expanduser().absolute()) for path in paths])
+        run.prune([source_name(path) for path in paths])
     return run.report
 
 
@@ -166,7 +165,7 @@ class _Run:
 
     def prune(self, roots: Sequence[str]) -> None:
         """Delete what comes from under `roots` and was not met; whatever lies under a failure is kept."""
-        failed = [source_name(Path(kept.path).absolute()) for kept in self.report.failures]
+        failed = [source_name(kept.path) for kept in self.report.failures]
         gone: list[str] = []
         documents: set[str] = set()
         for ids, stored in walk(self._collection):
