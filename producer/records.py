@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from producer.formats import Format
@@ -20,8 +20,15 @@ Record = tuple[int, Mapping[str, Any]]
 _PARQUET_ROWS = 64
 
 
-def read_records(source: Source, file_format: Format) -> Iterator[Record | RowFault]:
+def read_records(
+    source: Source, file_format: Format, *, columns: Collection[str] = KNOWN_FIELDS
+) -> Iterator[Record | RowFault]:
     """The rows of a file, one by one; blank lines are passed over.
+
+    Args:
+        source: the file.
+        file_format: its format.
+        columns: those that are read of a format which lets one choose, Parquet.
 
     Raises:
         InputError: the file as a whole cannot be used (`missing_question`, `corrupt_parquet`, `corrupt_gzip`).
@@ -30,7 +37,7 @@ def read_records(source: Source, file_format: Format) -> Iterator[Record | RowFa
         "jsonl": _jsonl,
         "csv": lambda source: _delimited(source, ","),
         "tsv": lambda source: _delimited(source, "\t"),
-        "parquet": _parquet,
+        "parquet": lambda source: _parquet(source, columns),
         "text": _text,
     }
     return readers[file_format](source)
@@ -146,7 +153,7 @@ def _csv_rows(source: Source, delimiter: str) -> Iterator[tuple[int, list[str]] 
             yield row
 
 
-def _parquet(source: Source) -> Iterator[Record | RowFault]:
+def _parquet(source: Source, columns: Collection[str]) -> Iterator[Record | RowFault]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -154,7 +161,7 @@ def _parquet(source: Source) -> Iterator[Record | RowFault]:
         try:
             # Without pre_buffer and with a small buffer, a row group is read page by page.
             table = pq.ParquetFile(file, pre_buffer=False, buffer_size=2**16)
-            names = _checked_header([name for name in table.schema_arrow.names if name in KNOWN_FIELDS])
+            names = _checked_header([name for name in table.schema_arrow.names if name in columns])
             number = 0
             for batch in table.iter_batches(batch_size=_PARQUET_ROWS, columns=names):
                 for row in batch.to_pylist():

@@ -75,7 +75,7 @@ def submit(
                 engine,
                 rows,
                 options,
-                source_name=path if path == "-" else str(Path(path).absolute()),
+                source_name=_source_name(path),
                 shard_size=shard_size or settings.shard_size,
                 skip_faults=on_error == "skip",
                 new=new,
@@ -90,6 +90,13 @@ def submit(
             f"Job {recorded.job_id} is recorded, but its shards were not all enqueued. {error.message}",
             "Nothing is lost: the workers' sweep enqueues them once Redis is back.",
         ) from error
+
+
+def _source_name(path: str) -> str:
+    if path == "-":
+        return path
+    # A name that is not UTF-8 comes from the system with half surrogates in it, which a database does not take.
+    return str(Path(path).absolute()).encode(errors="replace").decode()
 
 
 def read_rows(source: Source, file_format: Format) -> Iterator[ParsedRow | RowFault]:

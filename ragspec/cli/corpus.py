@@ -57,7 +57,7 @@ def ingest(paths: tuple[str, ...], collection: str, *, prune: bool, as_json: boo
         with _progress() as progress:
             report = bring_up_to_date(settings, store, embedder, paths, collection, prune=prune, progress=progress)
     _print_report(report, collection, as_json=as_json)
-    if report.failures:
+    if report.failed:
         sys.exit(_SOME_FAILED)
 
 
@@ -136,12 +136,14 @@ def _print_report(report: IngestReport, collection: str, *, as_json: bool) -> No
     for failed in report.failures:
         place = f"{failed.path}:{failed.line}" if failed.line else failed.path
         click.echo(f"{place}: [{failed.code}] {failed.reason}", err=True)
+    if report.failed > len(report.failures):
+        click.echo(f"... and {report.failed - len(report.failures)} more lines.", err=True)
     if as_json:
         click.echo(json.dumps({"collection": collection, **asdict(report)}))
         return
     click.echo(
         f"{collection}: {report.added} documents added, {report.replaced} replaced, {report.unchanged} unchanged, "
-        f"{report.removed} removed; {report.written} passages written; {len(report.failures)} failures."
+        f"{report.removed} removed; {report.written} passages written; {report.failed} failures."
     )
     if report.unknown:
         click.echo(f"{report.unknown} files of other formats were passed over.")

@@ -47,6 +47,8 @@ def split_text(text: str, token_spans: Callable[[str], TokenSpans], size: int, o
     passages: list[Span] = []
     for start, end in tiles:
         reach = tokens.back(start, overlap) if passages else start
+        if passages and reach < passages[-1][0]:  # never back beyond the passage before
+            reach = start
         for candidate in _fitted(text, token_spans, (reach, start, end), size):
             trimmed = _trim(text, candidate)
             if trimmed[0] < trimmed[1]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,8 @@ from ragspec.settings import PREFIX, Settings
 
 #: Part of every document's version: raise it where the parsers or the splitter come to give other passages.
 _FORMAT = 1
+#: Failures kept of one file.
+SHOWN_FAILURES = 10
 
 
 @dataclass(slots=True)
@@ -34,7 +37,8 @@ class IngestReport:
         added, replaced, unchanged, removed: documents; each passage of a JSONL file is one.
         written: passages embedded and written.
         unknown: files inside folders that were passed over, for no known format.
-        failures: what could not be read.
+        failed: files and lines that could not be read.
+        failures: why; of each file the first `SHOWN_FAILURES`, so that a wrong file of a million lines stays one page.
     """
 
     added: int = 0
@@ -43,6 +47,7 @@ class IngestReport:
     removed: int = 0
     written: int = 0
     unknown: int = 0
+    failed: int = 0
     failures: list[Failure] = field(default_factory=list)
 
 
@@ -106,10 +111,11 @@ def ingest(
     if not found.files and not found.failures and not (prune and existed):
         raise InputError("There is nothing to ingest under the given paths.", code="nothing_to_ingest")
     if not found.files and not existed:
-        return IngestReport(unknown=found.unknown, failures=found.failures)
+        return IngestReport(unknown=found.unknown, failed=len(found.failures), failures=found.failures)
     collection = store.create(name, embedder.name, embedder.dimension)
     run = _Run(settings, collection, embedder, store.max_batch(), progress or Progress())
     run.report.unknown = found.unknown
+    run.report.failed = len(found.failures)
     run.report.failures += found.failures
     run.read(found.files)
     if prune:
@@ -138,6 +144,7 @@ class _Run:
         self._size = min(settings.chunk_tokens, embedder.max_tokens)
         self._overlap = min(settings.chunk_overlap, self._size - 1)
         self._writer = Writer(collection, embedder, max_batch, self._count)
+        self._failures: Counter[str] = Counter()
         self._seen: set[str] = set()  # sources read, or failed
         self._given: dict[str, str] = {}  # id of a JSONL passage -> where it stands
 
@@ -151,7 +158,7 @@ class _Run:
                 else:
                     self._read_document(file)
             except InputError as error:
-                self.report.failures.append(failure(file.path, error))
+                self._failed(file, error)
             self._progress.read(file.size)
         self._writer.flush()
 
@@ -211,25 +218,30 @@ class _Run:
         rows = read_passages(file.path)
         while batch := list(itertools.islice(rows, PAGE)):
             fresh = [row for row in batch if isinstance(row, GivenPassage) and self._is_new(file, row)]
-            self.report.failures += [
-                failure(file.path, row.error, row.line) for row in batch if isinstance(row, BadLine)
-            ]
+            for row in batch:
+                if isinstance(row, BadLine):
+                    self._failed(file, row.error, row.line)
             before = self._stored(ids=[row.id for row in fresh])
-            for row in fresh:
-                passage = _given_passage(file, row)
-                if before.get(row.id) == (passage.stored["version"], 1):
+            for passage in (_given_passage(file, row) for row in fresh):
+                if before.get(passage.id) == (passage.stored["version"], 1):
                     self.report.unchanged += 1
                     continue
                 self._writer.replace([passage])
-                self._changed(known=row.id in before)
+                self._changed(known=passage.id in before)
 
     def _is_new(self, file: SourceFile, row: GivenPassage) -> bool:
         place = f"line {row.line} of {file.document}"
         first = self._given.setdefault(row.id, place)
         if first != place:
             error = InputError(f"The id {row.id!r} stands on {first} already.", code="duplicate_id")
-            self.report.failures.append(failure(file.path, error, row.line))
+            self._failed(file, error, row.line)
         return first == place
+
+    def _failed(self, file: SourceFile, error: InputError, line: int = 0) -> None:
+        self.report.failed += 1
+        self._failures[file.source] += 1
+        if self._failures[file.source] <= SHOWN_FAILURES:
+            self.report.failures.append(failure(file.path, error, line))
 
     def _changed(self, *, known: bool) -> None:
         if known:

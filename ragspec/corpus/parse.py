@@ -12,44 +12,20 @@ from ragspec.errors import InputError
 
 if TYPE_CHECKING:
     from bs4 import BeautifulSoup
+    from docx.table import Table
+    from docx.text.paragraph import Paragraph
 
 #: Bytes that are looked through for a NUL, which no text has.
 _SNIFFED = 8192
-#: HTML elements that stand on lines of their own.
-_BLOCKS = [
-    "address",
-    "article",
-    "aside",
-    "blockquote",
-    "dd",
-    "div",
-    "dl",
-    "dt",
-    "figcaption",
-    "figure",
-    "footer",
-    "form",
-    "h1",
-    "h2",
-    "h3",
-    "h4",
-    "h5",
-    "h6",
-    "header",
-    "hr",
-    "li",
-    "main",
-    "nav",
-    "ol",
-    "p",
-    "pre",
-    "section",
-    "table",
-    "td",
-    "th",
-    "tr",
-    "ul",
-]
+#: HTML elements parted from their neighbours by an empty line, begun on a line of their own, parted by a space.
+_PARTED_BY = {
+    "\n\n": (
+        *("address", "article", "aside", "blockquote", "div", "dl", "figure", "footer", "form", "header", "hr", "main"),
+        *("nav", "ol", "p", "pre", "section", "table", "ul", "h1", "h2", "h3", "h4", "h5", "h6"),
+    ),
+    "\n": ("dd", "dt", "figcaption", "li", "tr"),
+    " ": ("td", "th"),
+}
 _MARKDOWN_TITLE = re.compile(r"^#{1,6} +(.+?)[ #]*$", re.MULTILINE)
 
 
@@ -142,10 +118,12 @@ def _html_text(soup: BeautifulSoup) -> str:
             node.replace_with(re.sub(r"\s+", " ", node))
     for line_break in soup("br"):
         line_break.replace_with("\n")
-    for block in soup(_BLOCKS):
-        level = re.fullmatch(r"h([1-6])", block.name)
-        block.insert(0, "\n\n" + ("#" * int(level.group(1)) + " " if level else ""))
-        block.append("\n" if block.name in {"li", "td", "th", "tr", "dt"} else "\n\n")
+    for parting, names in _PARTED_BY.items():
+        for block in soup(names):
+            level = re.fullmatch(r"h([1-6])", block.name)
+            block.insert(0, parting + ("#" * int(level.group(1)) + " " if level else ""))
+            if parting != "\n":
+                block.append(parting)
     lines = (line.rstrip() for line in soup.get_text().split("\n"))
     text = "\n".join(line.removeprefix(" ") if line[:2] != "  " else line for line in lines)
     return re.sub(r"\n{3,}", "\n\n", text).strip()
@@ -153,13 +131,12 @@ def _html_text(soup: BeautifulSoup) -> str:
 
 def _parse_pdf(content: bytes) -> Document:
     from pypdf import PdfReader
-    from pypdf.errors import PyPdfError
 
     try:
         reader = PdfReader(BytesIO(content))
         text = "\n\n".join(page.extract_text() for page in reader.pages)
         title = (reader.metadata.title if reader.metadata else None) or ""
-    except (PyPdfError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:  # damaged files
+    except Exception as error:  # a damaged file makes the parser raise nearly anything
         raise InputError(f"The PDF cannot be read: {error or type(error).__name__}.", code="unreadable_file") from error
     # Lone surrogates come out of broken fonts; no store takes them.
     return Document(text.encode("utf-8", "replace").decode(), str(title).encode("utf-8", "replace").decode())
@@ -167,19 +144,21 @@ def _parse_pdf(content: bytes) -> Document:
 
 def _parse_docx(content: bytes) -> Document:
     import docx
-    from docx.opc.exceptions import PackageNotFoundError
-    from docx.table import Table
 
     try:
         document = docx.Document(BytesIO(content))
-    except (PackageNotFoundError, KeyError, ValueError, OSError) as error:
-        raise InputError(f"The document cannot be read: {error}.", code="unreadable_file") from error
-    blocks = []
-    for block in document.iter_inner_content():
-        if isinstance(block, Table):
-            blocks.append("\n".join(" | ".join(cell.text for cell in row.cells) for row in block.rows))
-            continue
-        style = block.style.name if block.style is not None else ""
-        level = re.fullmatch(r"Heading ([1-6])", style or "")
-        blocks.append(("#" * int(level.group(1)) + " " if level else "") + block.text)
-    return Document("\n\n".join(block for block in blocks if block.strip()), document.core_properties.title or "")
+        text = "\n\n".join(filter(str.strip, map(_docx_block, document.iter_inner_content())))
+        return Document(text, document.core_properties.title or "")
+    except Exception as error:  # a damaged file makes the parser raise nearly anything
+        raise InputError(
+            f"The document cannot be read: {error or type(error).__name__}.", code="unreadable_file"
+        ) from error
+
+
+def _docx_block(block: Paragraph | Table) -> str:
+    from docx.table import Table
+
+    if isinstance(block, Table):
+        return "\n".join(" | ".join(cell.text for cell in row.cells) for row in block.rows)
+    level = re.fullmatch(r"Heading ([1-6])", (block.style.name if block.style else None) or "")
+    return ("#" * int(level.group(1)) + " " if level else "") + block.text

@@ -6,6 +6,7 @@ import base64
 import difflib
 import functools
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ParamSpec, Self, TypeVar, cast
@@ -77,20 +78,20 @@ def reported(call: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 class Store:
-    """A Chroma server's collections; safe to use from several threads. As a context manager it closes itself."""
+    """A Chroma server's collections; safe to use from several threads.
+
+    `close`, the end of a `with` block, or nobody holding it any more gives its connections back.
+    """
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self.close = weakref.finalize(self, client.close)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def close(self) -> None:
-        """Give the connections back."""
-        self._client.close()
 
     @reported
     def max_batch(self) -> int:

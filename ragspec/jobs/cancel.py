@@ -8,6 +8,7 @@ from sqlalchemy import Engine, func, select, update
 
 from ragspec.errors import ConflictError, NotFoundError
 from ragspec.jobs.closing import close_if_over
+from ragspec.jobs.fence import lock_job
 from ragspec.jobs.tables import FINISHED, Job, JobState
 
 
@@ -22,9 +23,7 @@ def cancel_job(engine: Engine, job_id: UUID) -> JobState:
         ConflictError: it is finished (`job_finished`).
     """
     with engine.begin() as connection:
-        state = connection.execute(
-            select(Job.state).where(Job.id == job_id).with_for_update(key_share=True)
-        ).scalar_one_or_none()
+        state = lock_job(connection, job_id)
         if state is None:
             raise NotFoundError(f"There is no job {job_id}.", "`ragspec jobs` lists them.", code="unknown_job")
         if state in FINISHED:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
-from sqlalchemy import Connection, Engine, and_, case, func, or_, select, update
+from sqlalchemy import Engine, and_, case, func, or_, select, update
 
 from ragspec.jobs.answer import Question
 from ragspec.jobs.closing import close_if_over
-from ragspec.jobs.fence import Claim, held_by, of, stale
+from ragspec.jobs.fence import Claim, held_by, lock_job, of, stale
 from ragspec.jobs.message import ShardMessage
 from ragspec.jobs.options import AnswerOptions
 from ragspec.jobs.sweep import sweep
@@ -75,12 +75,7 @@ def claim_shard(
         max_attempts: tries a shard gets.
     """
     with engine.begin() as connection:
-        job = connection.execute(
-            select(Job.state, Job.options, Job.questions_total, Job.started_at)
-            .where(Job.id == job_id)
-            .with_for_update(key_share=True)
-        ).one_or_none()
-        if job is None or job.state != "in_progress":
+        if lock_job(connection, job_id) != "in_progress":
             return None
         free = or_(Shard.state == "queued", and_(Shard.state == "running", stale(stale_after)))
         claimed = connection.execute(
@@ -98,6 +93,7 @@ def claim_shard(
         ).one_or_none()
         if claimed is None:
             return None
+        job = connection.execute(select(Job.options, Job.questions_total, Job.started_at).where(Job.id == job_id)).one()
         if job.started_at is None:
             connection.execute(update(Job).where(Job.id == job_id).values(started_at=func.clock_timestamp()))
     return ClaimedShard(
@@ -168,7 +164,7 @@ def release(engine: Engine, claim: Claim, *, counts: bool = False) -> bool:
             own questions may have killed it; False for a shutdown or a cancel.
     """
     with engine.begin() as connection:
-        _lock_job(connection, claim.job_id)
+        lock_job(connection, claim.job_id)
         released = connection.execute(
             update(Shard)
             .where(held_by(claim))
@@ -193,7 +189,7 @@ def finish_shard(engine: Engine, claim: Claim) -> bool:
     unanswered: it goes back to the queue (as `release` does), for done means answered.
     """
     with engine.begin() as connection:
-        _lock_job(connection, claim.job_id)
+        lock_job(connection, claim.job_id)
         answered = Shard.completed + Shard.failed == Shard.end_idx - Shard.start_idx
         finished = connection.execute(
             update(Shard)
@@ -205,7 +201,3 @@ def finish_shard(engine: Engine, claim: Claim) -> bool:
             )
         ).rowcount
         return bool(finished) and close_if_over(connection, claim.job_id)
-
-
-def _lock_job(connection: Connection, job_id: UUID) -> None:
-    connection.execute(select(Job.id).where(Job.id == job_id).with_for_update(key_share=True))

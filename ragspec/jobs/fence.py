@@ -8,7 +8,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, and_, func, select
 
-from ragspec.jobs.tables import Shard
+from ragspec.jobs.tables import Job, JobState, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,16 @@ class Claim:
     shard_no: int
     attempt: int
     worker: str
+
+
+def lock_job(connection: Connection, job_id: UUID) -> JobState | None:
+    """Lock a job's row until the transaction ends, against all that claim, close, cancel or sweep it; its state.
+
+    None where there is no such job. New rows may still refer to it.
+    """
+    return connection.execute(
+        select(Job.state).where(Job.id == job_id).with_for_update(key_share=True)
+    ).scalar_one_or_none()
 
 
 def held_by(claim: Claim) -> Any:

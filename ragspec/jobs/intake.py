@@ -19,6 +19,7 @@ from sqlalchemy import Connection, Engine, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 
 from ragspec.errors import InputError
+from ragspec.jobs.fence import lock_job
 from ragspec.jobs.message import ShardMessage
 from ragspec.jobs.options import AnswerOptions
 from ragspec.jobs.row import ParsedRow, RowFault
@@ -138,29 +139,20 @@ def record_job(
         _judge(good, bad, faults, skip_faults=skip_faults)
         if new:
             connection.execute(update(Job).where(Job.fingerprint == fingerprint, Job.resumable).values(resumable=False))
-        job_id = connection.execute(
-            insert(Job)
-            .values(
-                id=uuid4(),
-                state="in_progress",
-                collection=options.collection,
-                source_name=source_name,
-                fingerprint=fingerprint,
-                resumable=True,
-                options=options.model_dump(mode="json"),
-                queue=options.queue,
-                questions_total=good,
-                shard_size=shard_size,
-                row_errors=bad,
-            )
-            .on_conflict_do_nothing(index_elements=["fingerprint"], index_where=text("resumable"))
-            .returning(Job.id)
-        ).scalar_one_or_none()
-        if job_id is None:
+        job = {
+            "source_name": source_name,
+            "fingerprint": fingerprint,
+            "questions_total": good,
+            "shard_size": shard_size,
+            "row_errors": bad,
+        }
+        while (job_id := _insert_job(connection, options, job)) is None:
             known = connection.execute(
                 select(Job.id, Job.questions_total, Job.row_errors).where(Job.fingerprint == fingerprint, Job.resumable)
-            ).one()
-            return Recorded(known.id, created=False, questions=known.questions_total, row_errors=known.row_errors)
+            ).one_or_none()
+            # None: cancelled between the two statements; then the place is free.
+            if known is not None:
+                return Recorded(known.id, created=False, questions=known.questions_total, row_errors=known.row_errors)
         connection.execute(text(_INSERT_QUESTIONS), {"job_id": job_id})
         connection.execute(text(_INSERT_FAULTS), {"job_id": job_id})
         connection.execute(text(_INSERT_SHARDS), {"job_id": job_id, "size": shard_size, "total": good})
@@ -170,6 +162,7 @@ def record_job(
 def queued_shards(engine: Engine, job_id: UUID) -> list[ShardMessage]:
     """The messages of a job's queued shards, marked as sent now."""
     with engine.begin() as connection:
+        lock_job(connection, job_id)
         rows = connection.execute(
             update(Shard)
             .where(Shard.job_id == job_id, Shard.state == "queued", Job.id == Shard.job_id, Job.state == "in_progress")
@@ -177,6 +170,24 @@ def queued_shards(engine: Engine, job_id: UUID) -> list[ShardMessage]:
             .returning(Shard.shard_no, Job.queue, Shard.end_idx - Shard.start_idx)
         ).all()
     return [ShardMessage(job_id, shard_no, queue, questions) for shard_no, queue, questions in sorted(rows)]
+
+
+def _insert_job(connection: Connection, options: AnswerOptions, job: dict[str, Any]) -> UUID | None:
+    """Insert a job; None where another has the fingerprint, whose transaction is waited for."""
+    return connection.execute(
+        insert(Job)
+        .values(
+            id=uuid4(),
+            state="in_progress",
+            collection=options.collection,
+            resumable=True,
+            options=options.model_dump(mode="json"),
+            queue=options.queue,
+            **job,
+        )
+        .on_conflict_do_nothing(index_elements=["fingerprint"], index_where=text("resumable"))
+        .returning(Job.id)
+    ).scalar_one_or_none()
 
 
 def _stream(connection: Connection, rows: Iterable[ParsedRow | RowFault], options: AnswerOptions) -> str:

@@ -95,9 +95,11 @@ def job_status(engine: Engine, job_id: UUID) -> JobStatus:
 
 def list_jobs(engine: Engine, *, unfinished: bool = False, limit: int | None = None) -> list[JobStatus]:
     """Jobs, newest first."""
-    query = _statuses().order_by(Job.created_at.desc()).limit(limit)
+    chosen = select(Job.id).order_by(Job.created_at.desc()).limit(limit)
     if unfinished:
-        query = query.where(Job.state.not_in(FINISHED))
+        chosen = chosen.where(Job.state.not_in(FINISHED))
+    # Chosen first, so that only their shards are summed up.
+    query = _statuses().where(Job.id.in_(chosen)).order_by(Job.created_at.desc())
     with engine.connect() as connection:
         return [JobStatus(*row) for row in connection.execute(query)]
 

@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from ragspec.jobs.answers import count_answers
 from ragspec.jobs.closing import close_if_over, unfinished_jobs
-from ragspec.jobs.fence import ago, stale
+from ragspec.jobs.fence import ago, lock_job, stale
 from ragspec.jobs.message import ShardMessage
 from ragspec.jobs.options import Queue
 from ragspec.jobs.tables import AnswerRow, Job, QuestionRow, Shard
@@ -63,7 +63,7 @@ def sweep(
 
 
 def _tend(connection: Connection, job_id: UUID, stale_after: float, max_attempts: int) -> None:
-    connection.execute(select(Job.id).where(Job.id == job_id).with_for_update(key_share=True))
+    lock_job(connection, job_id)
     connection.execute(
         update(Shard)
         .where(Shard.job_id == job_id, Shard.state == "running", stale(stale_after))

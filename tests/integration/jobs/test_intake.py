@@ -169,6 +169,16 @@ def test_jobs_are_found_by_id_prefix_and_last(engine: Engine) -> None:
     assert [status.job_id for status in list_jobs(engine)] == [second.job_id, first.job_id]
 
 
+def test_a_beginning_that_several_jobs_share_is_ambiguous(engine: Engine) -> None:
+    beginnings = [str(record(engine, rows(n)).job_id)[0] for n in range(1, 18)]
+    shared = next(letter for letter in beginnings if beginnings.count(letter) > 1)
+
+    with pytest.raises(InputError) as caught:
+        find_job(engine, shared)
+
+    assert caught.value.error_code == "ambiguous_job"
+
+
 @pytest.mark.parametrize("name", ["last", "ffff", "00000000-0000-0000-0000-000000000000", "%", "nonsense", ""])
 def test_a_job_that_does_not_exist_is_named(engine: Engine, name: str) -> None:
     from ragspec.errors import NotFoundError

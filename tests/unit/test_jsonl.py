@@ -1,0 +1,55 @@
+"""Passages of a JSONL file, and its bad lines."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from ragspec.corpus.jsonl import BadLine, GivenPassage, read_passages
+from ragspec.errors import InputError
+
+
+def test_a_passage_keeps_its_id_and_all_its_row_says(tmp_path: Path) -> None:
+    file = tmp_path / "passages.jsonl.gz"
+    row = {"id": 7, "text": "Thirty days.", "title": "Leave", "metadata": {"tags": ["a"]}, "url": "x"}
+    file.write_bytes(gzip.compress(json.dumps(row).encode() + b"\n\n"))
+
+    assert [GivenPassage(1, "7", "Thirty days.", "Leave", {"url": "x", "tags": ["a"]})] == list(read_passages(file))
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (b"{", "invalid_json_line"),
+        (b"[1]", "invalid_json_line"),
+        (b'{"text": "x"}', "bad_passage"),
+        (b'{"id": true, "text": "x"}', "bad_passage"),
+        (b'{"id": "a", "text": " "}', "bad_passage"),
+        (b'{"id": "a", "text": "x", "title": 1}', "bad_passage"),
+        (b'{"id": "a", "text": "x", "metadata": []}', "bad_passage"),
+        (b'{"id": "a", "text": "\\ud800"}', "bad_passage"),
+        (b'{"id": "a", "text": "\xff"}', "not_utf8"),
+    ],
+)
+def test_a_bad_line_is_named_and_the_next_is_read(tmp_path: Path, line: bytes, code: str) -> None:
+    file = tmp_path / "passages.jsonl"
+    file.write_bytes(line + b'\n{"id": "b", "text": "x"}\n')
+
+    bad, good = read_passages(file)
+
+    assert isinstance(bad, BadLine)
+    assert (1, code) == (bad.line, bad.error.error_code)
+    assert GivenPassage(2, "b", "x", "", {}) == good
+
+
+def test_a_torn_gzip_file_gives_what_it_has_and_then_fails(tmp_path: Path) -> None:
+    file = tmp_path / "passages.jsonl.gz"
+    file.write_bytes(gzip.compress(b'{"id": "a", "text": "x"}\n')[:-8])
+
+    with pytest.raises(InputError) as caught:
+        list(read_passages(file))
+
+    assert caught.value.error_code == "unreadable_file"
