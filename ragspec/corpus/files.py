@@ -86,18 +86,22 @@ def find_files(paths: Sequence[str]) -> Found:
     failures: list[Failure] = []
     unknown = 0
     for named in (match for path in paths for match in _expand(path)):
-        root = Path(os.path.abspath(Path(named).expanduser()))  # noqa: PTH100 - `resolve` would follow links
+        root = absolute(named)
         if not root.exists():
             error = InputError("There is no such file or folder.", code="no_such_file")
             failures.append(failure(named, error))
         elif root.is_dir():
             for path in _walk(root, failures):
-                if _known(path):
-                    files.setdefault(path, _source_file(path, path.relative_to(root.parent).as_posix()))
-                else:
+                if not _known(path):
                     unknown += 1
-        elif _known(root):
-            files.setdefault(root, _source_file(root, root.name))
+                elif path.is_file():
+                    document = _printable(path.relative_to(root.parent).as_posix())
+                    files.setdefault(path, SourceFile(path, document, path.stat().st_size))
+                else:  # reading a pipe would wait for ever
+                    error = InputError("It is a broken link or no regular file.", code="unreadable_file")
+                    failures.append(failure(path, error))
+        elif _known(root) and root.is_file():
+            files.setdefault(root, SourceFile(root, _printable(root.name), root.stat().st_size))
         else:
             error = InputError(f"Its format is not known; known are {', '.join(FORMATS)}.", code="unsupported_format")
             failures.append(failure(named, error))
@@ -109,9 +113,14 @@ def is_pattern(path: str) -> bool:
     return glob.has_magic(path) and not Path(path).exists()
 
 
+def absolute(path: Path | str) -> Path:
+    """A named path from the root, without `..`; links are kept, which `resolve` would follow."""
+    return Path(os.path.abspath(Path(path).expanduser()))  # noqa: PTH100
+
+
 def source_name(path: Path | str) -> str:
-    """A path as a string that any store takes."""
-    return _printable(str(path))
+    """A path as it identifies a document in a collection: absolute, with what is not UTF-8 spelled out."""
+    return _printable(str(absolute(path)))
 
 
 def _printable(text: str) -> str:
@@ -143,11 +152,3 @@ def _walk(root: Path, failures: list[Failure]) -> Iterator[Path]:
 
 def _known(path: Path) -> bool:
     return path.name.lower().endswith(FORMATS)
-
-
-def _source_file(path: Path, document: str) -> SourceFile:
-    try:
-        size = path.stat().st_size
-    except OSError:  # a dangling link, say: reading it will report it
-        size = 0
-    return SourceFile(path, _printable(document), size)

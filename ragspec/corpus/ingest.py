@@ -8,7 +8,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 from chromadb.api.models.Collection import Collection
@@ -57,7 +56,7 @@ class Progress:
 
     Attributes:
         begin: gets the number of bytes to read.
-        read: gets the number of bytes of each file, when it has been read.
+        read: gets the number of bytes that have been read since the last call.
         written: gets the number of passages of each batch, when it has been written.
     """
 
@@ -118,8 +117,10 @@ def ingest(
     run.report.failed = len(found.failures)
     run.report.failures += found.failures
     run.read(found.files)
-    if prune:
-        run.prune([source_name(Path(path).expanduser().absolute()) for path in paths])
+    if not existed and not collection.count():
+        store.delete(name)  # nothing could be read: leave nothing behind
+    elif prune:
+        run.prune([source_name(path) for path in paths])
     return run.report
 
 
@@ -157,14 +158,14 @@ class _Run:
                     self._read_passages(file)
                 else:
                     self._read_document(file)
+                    self._progress.read(file.size)
             except InputError as error:
                 self._failed(file, error)
-            self._progress.read(file.size)
         self._writer.flush()
 
     def prune(self, roots: Sequence[str]) -> None:
         """Delete what comes from under `roots` and was not met; whatever lies under a failure is kept."""
-        failed = [source_name(Path(kept.path).absolute()) for kept in self.report.failures]
+        failed = [source_name(kept.path) for kept in self.report.failures]
         gone: list[str] = []
         documents: set[str] = set()
         for ids, stored in walk(self._collection):
@@ -216,6 +217,7 @@ class _Run:
 
     def _read_passages(self, file: SourceFile) -> None:
         rows = read_passages(file.path)
+        left = file.size
         while batch := list(itertools.islice(rows, PAGE)):
             fresh = [row for row in batch if isinstance(row, GivenPassage) and self._is_new(file, row)]
             for row in batch:
@@ -228,6 +230,10 @@ class _Run:
                     continue
                 self._writer.replace([passage])
                 self._changed(known=passage.id in before)
+            read = min(left, sum(len(row.text) for row in fresh))  # near enough for a bar
+            left -= read
+            self._progress.read(read)
+        self._progress.read(left)
 
     def _is_new(self, file: SourceFile, row: GivenPassage) -> bool:
         place = f"line {row.line} of {file.document}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
@@ -101,20 +103,26 @@ def _parse_markdown(content: bytes) -> Document:
 
 
 def _parse_html(content: bytes) -> Document:
-    from bs4 import BeautifulSoup
+    from bs4 import BeautifulSoup, UnusualUsageWarning
 
     if b"\0" in content[:_SNIFFED] and not content.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise InputError("It is binary, not text.", code="binary_file")
-    soup = BeautifulSoup(content, "lxml")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnusualUsageWarning)  # XHTML, or a file that holds nothing but a path
+        soup = BeautifulSoup(content, "lxml")
     title = soup.title.get_text(" ", strip=True) if soup.title else ""
     return Document(_html_text(soup), title)
 
 
 def _html_text(soup: BeautifulSoup) -> str:
+    from bs4.element import PreformattedString
+
     for hidden in soup(["script", "style", "noscript", "template", "head"]):
         hidden.decompose()
     for node in soup.find_all(string=True):
-        if not node.find_parent("pre"):
+        if isinstance(node, PreformattedString):  # a comment, doctype or processing instruction
+            node.extract()
+        elif not node.find_parent("pre"):
             node.replace_with(re.sub(r"\s+", " ", node))
     for line_break in soup("br"):
         line_break.replace_with("\n")
@@ -132,6 +140,7 @@ def _html_text(soup: BeautifulSoup) -> str:
 def _parse_pdf(content: bytes) -> Document:
     from pypdf import PdfReader
 
+    logging.getLogger("pypdf").setLevel(logging.ERROR)  # it comments on every flaw that it can read over
     try:
         reader = PdfReader(BytesIO(content))
         text = "\n\n".join(page.extract_text() for page in reader.pages)

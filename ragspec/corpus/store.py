@@ -26,6 +26,8 @@ from ragspec.settings import PREFIX, Settings
 #: Keys of a collection's own metadata.
 EMBEDDER_KEY = "ragspec_embedder"
 DIMENSION_KEY = "ragspec_dimension"
+#: Seconds that a call to Chroma may take: a large upsert does take some.
+_TIMEOUT = httpx.Timeout(120, connect=5)
 #: Passages read at a time where a whole collection is walked.
 PAGE = 1000
 
@@ -71,8 +73,10 @@ def reported(call: Callable[_P, _T]) -> Callable[_P, _T]:
                 f"Chroma does not answer: {error or type(error).__name__}.",
                 f"Is it running? `ragspec up` starts one; {PREFIX}CHROMA_URL names another.",
             ) from error
-        except chromadb.errors.InternalError as error:
-            raise ServiceUnavailableError(f"Chroma failed: {error}.", "Its own log says more.") from error
+        except chromadb.errors.NotFoundError as error:
+            raise NotFoundError(f"The collection is gone: {error}", code="unknown_collection") from error
+        except chromadb.errors.ChromaError as error:
+            raise ServiceUnavailableError(f"Chroma refuses: {error}.", "Its own log may say more.") from error
 
     return wrapper
 
@@ -85,7 +89,10 @@ class Store:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self.close = weakref.finalize(self, client.close)
+        # Chroma 1.5.9 neither closes its own HTTP session nor gives it a time limit, and offers no other way to.
+        session: httpx.Client = client._server._session  # type: ignore[attr-defined]  # noqa: SLF001
+        session.timeout = _TIMEOUT
+        self.close = weakref.finalize(self, session.close)
 
     def __enter__(self) -> Self:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,13 @@ def test_a_missing_path_and_an_unknown_format_are_reported_by_code(folder: Path)
     found = find_files([str(folder / "nowhere"), str(folder / "picture.png"), f"{folder}/*.rtf"])
 
     assert [failure.code for failure in found.failures] == ["no_such_file", "unsupported_format", "no_such_file"]
+
+
+def test_a_pipe_and_a_broken_link_are_reported_and_not_waited_for(folder: Path) -> None:
+    os.mkfifo(folder / "pipe.txt")
+    (folder / "broken.md").symlink_to(folder / "nowhere.md")
+
+    found = find_files([str(folder)])
+
+    assert len(found.files) == 3
+    assert {failure.code for failure in found.failures} == {"unreadable_file"}

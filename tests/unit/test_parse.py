@@ -12,7 +12,7 @@ from ragspec.corpus.parse import parse_document
 from ragspec.errors import InputError
 
 HTML = b"""<html><head><title>Leave &amp; pay</title><style>p {color: red}</style></head><body><h2>Notice</h2>
-<p>Give <b>four</b> weeks'
+<!-- draft --><p>Give <b>four</b> weeks'
 notice.</p><ul><li>in writing</li><li>signed</li></ul><pre>a
   b</pre><script>alert(1)</script></body></html>"""
 
@@ -46,6 +46,12 @@ def test_html_keeps_inline_text_together_and_marks_headings() -> None:
 
     assert document.title == "Leave & pay"
     assert document.text == "## Notice\n\nGive four weeks' notice.\n\nin writing\nsigned\n\na\n  b"
+
+
+def test_xhtml_is_read_without_a_warning() -> None:
+    xhtml = b'<?xml version="1.0"?><html xmlns="http://www.w3.org/1999/xhtml"><body><p>Text.</p></body></html>'
+
+    assert parse_document(xhtml, ".html").text == "Text."
 
 
 def test_pdf_gives_its_text() -> None:
