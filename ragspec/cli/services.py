@@ -47,13 +47,19 @@ def down() -> None:
 
 
 @click.command()
-def worker() -> None:
+@click.option("--check", is_flag=True, help="Run none; succeed if one of this RAGSPEC_HOME is ready.")
+def worker(*, check: bool) -> None:
     """Run one worker: the resident engine and its Celery nodes. Ctrl-C hands back what is unanswered.
 
     \b
     Example:
       RAGSPEC_DEVICE=cuda:1 ragspec worker
     """
+    if check:
+        from ragspec.services.worker import require_ready_worker
+
+        require_ready_worker(load_settings().home)
+        return
     from worker.supervisor import run
 
     sys.exit(run(load_settings()))

@@ -1,7 +1,8 @@
-"""Asking an HTTP server whether it is there."""
+"""Asking an HTTP server whether it is there; `python -m ragspec.services.http URL` does so for a container."""
 
 from __future__ import annotations
 
+import sys
 import urllib.request
 
 
@@ -14,3 +15,7 @@ def probe_http(url: str) -> str | None:
             return None
     except OSError as error:
         return str(error)
+
+
+if __name__ == "__main__":
+    sys.exit(probe_http(sys.argv[1]))

@@ -13,7 +13,7 @@ from ragspec.services.part import Part
 from ragspec.services.postgres import postgres_part, probe_postgres
 from ragspec.services.redis import probe_redis, redis_part
 from ragspec.services.worker import worker_part
-from ragspec.settings import PREFIX, Settings
+from ragspec.settings import PREFIX, Settings, child_environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def plan_stores(settings: Settings) -> dict[str, Part | Configured]:
 def plan_workers(settings: Settings, urls: dict[str, str], *, with_worker: bool, flower_port: int | None) -> list[Part]:
     """Worker, beat and Flower on the stores at `urls` (setting name to address); no `flower_port`, no Flower."""
     home = settings.home
-    environment = {PREFIX + field.upper(): url for field, url in urls.items()} | {PREFIX + "HOME": str(home)}
+    environment = child_environment(home=home, **urls)
     parts = []
     if with_worker:
         parts += [

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from ragspec.errors import ServiceUnavailableError
 from ragspec.services.home import run_folder
 from ragspec.services.part import Part
 from ragspec.settings import Settings
 
 #: Seconds until a worker has to be ready: on the first start it converts the model.
 _START_TIMEOUT = 900.0
-#: Seconds that a stopping worker has beyond what its nodes have.
-_STOP_MARGIN = 15.0
+#: Seconds after which a worker that says nothing counts as hung; it speaks every 2 s.
+_SILENCE = 30.0
+#: Seconds that a stopping worker has beyond `shutdown_timeout`: two last graces of 6 s for nodes and engine.
+STOP_MARGIN = 20.0
 
 
 def worker_part(settings: Settings, log: Path, environment: Mapping[str, str]) -> Part:
@@ -27,7 +31,7 @@ def worker_part(settings: Settings, log: Path, environment: Mapping[str, str]) -
         environment=environment,
         probe=lambda pid: probe_worker(settings.home, pid),
         start_timeout=_START_TIMEOUT,
-        stop_timeout=settings.shutdown_timeout + _STOP_MARGIN,
+        stop_timeout=settings.shutdown_timeout + STOP_MARGIN,
         death_signal=signal.SIGTERM,  # it takes its own children along
     )
 
@@ -42,3 +46,20 @@ def probe_worker(home: Path, pid: int) -> str | None:
     if state == "ready":
         return None
     return f"loading the model {model}" if model else "loading the model"
+
+
+def require_ready_worker(home: Path) -> None:
+    """See that a worker of this home is ready and has said so of late.
+
+    Raises:
+        ServiceUnavailableError: none has; says what they are doing.
+    """
+    doing = []
+    for report in run_folder(home).glob("worker-*.json"):
+        pid = int(report.stem.removeprefix("worker-"))
+        silence = time.time() - report.stat().st_mtime
+        waiting_for = f"silent for {silence:.0f} s" if silence > _SILENCE else probe_worker(home, pid)
+        if waiting_for is None:
+            return
+        doing.append(f"process {pid}: {waiting_for}")
+    raise ServiceUnavailableError(f"No worker is ready in {home}: {'; '.join(doing) or 'none runs'}.")

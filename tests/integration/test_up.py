@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import psycopg
 import pytest
@@ -250,6 +252,20 @@ def test_a_taken_flower_port_that_was_asked_for_is_named(light_home: Home, redis
 
     assert up.returncode == 69
     assert f"error[port_taken]: RAGSPEC_FLOWER_PORT={taken} is taken" in up.stderr
+
+
+def test_flower_asks_for_its_password_and_shows_what_a_shard_is(light_home: Home) -> None:
+    light_home.environment |= {"RAGSPEC_FLOWER_PORT": "0", "RAGSPEC_FLOWER_PASSWORD": "hunter2"}
+    light_home.start(sys.executable, "-m", "ragspec", "up", "--no-worker")
+    page = light_home.url("flower_url") + "/tasks"
+
+    stranger = httpx.get(page)
+    guest = httpx.get(page, auth=("ragspec", "hunter2"))
+
+    assert stranger.status_code == 401
+    assert guest.status_code == 200
+    assert {"kwargs", "result", "runtime"} < set(re.findall(r'data-column="(\w+)"', guest.text))
+    assert "hunter2" not in light_home.output()
 
 
 def test_a_home_that_cannot_be_written_is_named(home: Home) -> None:

@@ -24,7 +24,7 @@ from ragspec.services.interrupts import Interrupts
 from ragspec.services.part import Part
 from ragspec.services.ports import LOOPBACK, free_port, is_taken
 from ragspec.services.secret import write_secret
-from ragspec.services.worker import probe_worker
+from ragspec.services.worker import probe_worker, require_ready_worker
 from ragspec.settings import Settings
 
 
@@ -154,6 +154,18 @@ def test_a_worker_is_well_once_it_says_ready(tmp_path: Path) -> None:
     says.write_text('{"state": "ready", "model": "smol"}')
 
     assert (before, during, probe_worker(tmp_path, 7)) == ("starting", "loading the model smol", None)
+
+
+def test_a_silent_worker_does_not_count_as_ready(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    says = tmp_path / "run" / "worker-7.json"
+    says.write_text('{"state": "ready"}')
+    require_ready_worker(tmp_path)
+
+    os.utime(says, (0, 0))
+
+    with pytest.raises(ServiceUnavailableError, match="process 7: silent for"):
+        require_ready_worker(tmp_path)
 
 
 def test_a_cluster_of_another_version_is_left_alone(tmp_path: Path) -> None:
