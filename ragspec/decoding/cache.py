@@ -27,6 +27,11 @@ class SlotCache:
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
 
+    @property
+    def layers(self) -> int:
+        """Layers that have written."""
+        return len(self._keys)
+
     def write(self, layer: int, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store a step's keys and values.
 

@@ -120,6 +120,7 @@ class Engine:
         if self._scheduler.remove(request_id) is not None:
             self._panel.end(request_id)
 
+    @torch.inference_mode()
     def step(self) -> list[Completion]:
         """One forward pass over everything that runs; returns what finished."""
         for sequence in self._scheduler.admit():

@@ -71,7 +71,6 @@ class Target:
         """Rows of the output matrix; a draft token must be below."""
         return int(self._output_layer().weight.shape[0])
 
-    @torch.inference_mode()
     def forward(self, tokens: list[int], plan: StepPlan, rows: list[int], *, hidden: bool = False) -> StepOutput:
         """One forward pass over a packed step.
 
@@ -80,6 +79,8 @@ class Target:
             plan: where they lie.
             rows: packed places whose next-token logits are wanted, [r].
             hidden: whether the final hidden states behind the logits are wanted too.
+
+        Call it inside `torch.inference_mode()`.
         """
         captured: list[Tensor] = []
         hook = None
@@ -191,6 +192,7 @@ def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> f
     return frozenset()
 
 
+@torch.inference_mode()
 def _check_attention(target: Target) -> None:
     """Compare our attention with the model's own on a few tokens, in two chunks and one step, so that both paths run."""
     model = target.model
@@ -199,14 +201,17 @@ def _check_attention(target: Target) -> None:
     tokens = torch.randint(target.vocabulary, (length,), generator=generator).tolist()
     cut = length - 6
     try:
-        ours = []
+        ours: list[Tensor] = []
         cache = SlotCache(slots=2, capacity=length)
         for start, end in ((0, cut), (cut, length)):
             plan = StepPlan(cache, [Segment(1, start, end - start)], device=target.device, dtype=target.dtype)
             ours.append(target.forward(tokens[start:end], plan, list(range(end - start))).logits)
+        layers = model.config.get_text_config().num_hidden_layers
+        if cache.layers != layers:
+            msg = f"{cache.layers} of its {layers} layers attend through transformers' attention interface"
+            raise RuntimeError(msg)  # noqa: TRY301 - every reason leaves by the same sentence below
         model.set_attn_implementation("eager")
-        with torch.inference_mode():
-            theirs = model(input_ids=torch.tensor([tokens], device=target.device), use_cache=False).logits[0]
+        theirs = model(input_ids=torch.tensor([tokens], device=target.device), use_cache=False).logits[0]
     except Exception as error:
         msg = f"The architecture {type(model).__name__} does not run on ragspec's attention: {error}"
         raise ModelUnavailableError(

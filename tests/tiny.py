@@ -1,0 +1,92 @@
+"""Tiny seeded models and a tokenizer of single characters: real transformers parts, small enough for thousands of cases."""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+
+import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from ragspec.decoding.request import Request
+from ragspec.decoding.target import Target, make_target
+
+END = 256
+VOCABULARY = 258
+_SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.25,
+    "eos_token_id": END,
+    "bos_token_id": None,
+    "pad_token_id": 257,
+    "tie_word_embeddings": False,
+}
+FAMILIES: dict[str, type[PreTrainedConfig]] = {
+    "llama": LlamaConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "mistral": MistralConfig,
+    "gemma2": Gemma2Config,
+    "gpt_oss": GptOssConfig,
+}
+_EXTRA: dict[str, dict[str, object]] = {
+    "mistral": {"sliding_window": 24},
+    "gemma2": {"sliding_window": 24, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 8},
+    "gpt_oss": {"sliding_window": 24, "num_local_experts": 2, "num_experts_per_tok": 1},
+}
+
+
+@lru_cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token a character: printable ASCII and the Latin letters from U+0100 on, plus an end token; no merges."""
+    alphabet = [chr(c) for c in (*range(32, 127), *range(0x100, 0x1A1))]
+    raw = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
+    raw.decoder = decoders.Fuse()
+    raw.add_special_tokens(["<end>", "<pad>"])
+    return PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<end>", pad_token="<pad>")
+
+
+@lru_cache
+def target(family: str = "llama") -> Target:
+    """A seeded model of a family in float32."""
+    torch.manual_seed(7)
+    config = FAMILIES[family](**{**_SHAPE, **_EXTRA.get(family, {})})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.generation_config.eos_token_id = END
+    return make_target(model, tokenizer(), f"tiny-{family}@seed7")
+
+
+@cache
+def generate(aim: Target, request: Request) -> tuple[int, ...]:
+    """What transformers' own greedy `generate` writes for a request, on transformers' own attention and cache."""
+    model = aim.model
+    model.set_attn_implementation("eager")
+    try:
+        prompt = torch.tensor([request.prompt])
+        with torch.inference_mode():
+            out = model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=request.sampling.max_tokens,
+                do_sample=False,
+            )
+    finally:
+        model.set_attn_implementation("ragspec")
+    return tuple(out[0, prompt.shape[1] :].tolist())

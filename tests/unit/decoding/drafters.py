@@ -1,0 +1,114 @@
+"""Drafters for the tests: one that often knows the answer, and several that misbehave."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ragspec.decoding.acceptance import Source
+from ragspec.decoding.draft import Draft
+from ragspec.decoding.request import Request
+
+
+class NoisyOracle:
+    """Proposes the known answer, corrupted here and there and of any length, so that every way to accept occurs."""
+
+    name = "noisy oracle"
+
+    def __init__(
+        self, answers: Mapping[str, Sequence[int]], vocabulary: int, *, noise: float = 0.2, seed: int = 0
+    ) -> None:
+        self._answers = answers
+        self._vocabulary = vocabulary
+        self._noise = noise
+        self._random = random.Random(seed)
+        self._written: dict[str, int] = {}
+
+    def begin(self, request: Request) -> None:
+        self._written[request.id] = 0
+
+    def observe(self, request_id: str, tokens: Sequence[int], hidden: torch.Tensor | None) -> None:
+        self._written[request_id] += len(tokens)
+
+    def propose(self, limits: Mapping[str, int]) -> Mapping[str, Draft]:
+        drafts = {}
+        for request_id, limit in limits.items():
+            ahead = list(self._answers[request_id])[self._written[request_id] :]
+            ahead += [self._random.randrange(self._vocabulary) for _ in range(3)]
+            tokens = [
+                self._random.randrange(self._vocabulary) if self._random.random() < self._noise else token
+                for token in ahead[: self._random.randint(0, limit)]
+            ]
+            drafts[request_id] = Draft(tuple(tokens), (Source.HEAD,) * len(tokens))
+        return drafts
+
+    def end(self, request_id: str) -> None:
+        self._written.pop(request_id, None)
+
+
+class Quiet:
+    """Proposes nothing; the misbehaving ones below change one method each."""
+
+    name = "quiet"
+
+    def begin(self, request: Request) -> None: ...
+
+    def observe(self, request_id: str, tokens: Sequence[int], hidden: torch.Tensor | None) -> None: ...
+
+    def propose(self, limits: Mapping[str, int]) -> Mapping[str, Draft]:
+        return {}
+
+    def end(self, request_id: str) -> None: ...
+
+
+class RaisesInPropose(Quiet):
+    name = "raises in propose"
+
+    def propose(self, limits: Mapping[str, int]) -> Mapping[str, Draft]:
+        msg = "no draft today"
+        raise RuntimeError(msg)
+
+
+class RaisesInObserve(Quiet):
+    name = "raises in observe"
+
+    def observe(self, request_id: str, tokens: Sequence[int], hidden: torch.Tensor | None) -> None:
+        raise KeyError(request_id)
+
+    def propose(self, limits: Mapping[str, int]) -> Mapping[str, Draft]:
+        return {request_id: Draft((1,) * limit, (Source.HEAD,) * limit) for request_id, limit in limits.items()}
+
+
+class RaisesInBeginAndEnd(Quiet):
+    name = "raises in begin and end"
+
+    def begin(self, request: Request) -> None:
+        raise ValueError(request.id)
+
+    def end(self, request_id: str) -> None:
+        raise ValueError(request_id)
+
+
+class ProposesNonsense(Quiet):
+    """Tokens outside the vocabulary, missing sources, too many tokens, requests nobody asked for, bad probabilities."""
+
+    name = "proposes nonsense"
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = random.Random(seed)
+
+    def propose(self, limits: Mapping[str, int]) -> Mapping[str, Draft]:
+        drafts: dict[str, Draft] = {"nobody": Draft((1,), (Source.HEAD,))}
+        for request_id, limit in limits.items():
+            drafts[request_id] = self._random.choice(
+                [
+                    Draft((10**9,), (Source.HEAD,)),
+                    Draft((-1,), (Source.HEAD,)),
+                    Draft((1, 2), (Source.HEAD,)),
+                    Draft((1,) * (limit + 50), (Source.HEAD,) * (limit + 50)),
+                    Draft((1,), (Source.HEAD,), torch.ones(2, 2)),
+                ]
+            )
+        return drafts

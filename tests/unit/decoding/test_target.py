@@ -1,0 +1,52 @@
+"""A target is checked before it is trusted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import BloomConfig, BloomForCausalLM, LlamaForCausalLM
+
+from ragspec.decoding.target import make_target, resolve_device, resolve_dtype
+from ragspec.errors import ModelUnavailableError, SettingsError
+from tests import tiny
+
+
+def test_an_architecture_with_its_own_attention_is_refused() -> None:
+    """Bloom adds position biases to its scores, outside the interface that we stand in for."""
+    model = BloomForCausalLM(BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4))
+
+    with pytest.raises(ModelUnavailableError) as raised:
+        make_target(model, tiny.tokenizer(), "bloom")
+    assert raised.value.error_code == "unsupported_architecture"
+
+
+def test_attention_that_parts_from_the_models_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check at load compares log-probabilities, not merely that it runs."""
+    model = LlamaForCausalLM(tiny.target().model.config)
+    rotary = type(model.model.rotary_emb)
+    original = rotary.forward
+
+    def shifted(self, x, position_ids, *args, **kwargs):
+        angle = original(self, x, position_ids, *args, **kwargs)
+        return angle if model.config._attn_implementation == "eager" else (angle[0], -angle[1])
+
+    monkeypatch.setattr(rotary, "forward", shifted)
+    # Turning every position the other way keeps relative distances but not their sign.
+    model.model.layers[0].self_attn.k_proj.weight.data += 0.5
+
+    with pytest.raises(ModelUnavailableError, match="parts from the model's own"):
+        make_target(model, tiny.tokenizer(), "shifted")
+
+
+def test_auto_takes_what_the_machine_has() -> None:
+    device = resolve_device("auto")
+
+    assert device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert resolve_dtype("float32", device) is torch.float32
+    assert resolve_dtype("auto", torch.device("cuda")) is torch.bfloat16
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_missing_device_names_the_setting() -> None:
+    with pytest.raises(SettingsError, match="RAGSPEC_DEVICE='cuda:1'"):
+        resolve_device("cuda:1")
