@@ -7,19 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine
 
-from ragspec.jobs.database import connect
 from tests.integration.worker.yard import Yard
 
 
 @pytest.fixture
-def yard(database_url: str, redis_url: str) -> Iterator[Yard]:
-    database = connect(database_url)
-    with database.begin() as connection:
-        connection.execute(text("TRUNCATE jobs CASCADE"))
+def yard(engine: Engine, database_url: str, redis_url: str) -> Iterator[Yard]:
     with tempfile.TemporaryDirectory(prefix="yard-") as home:
-        made = Yard(Path(home), database, database_url, redis_url)
+        made = Yard(Path(home), engine, database_url, redis_url)
         yield made
         made.close()
-    database.dispose()
