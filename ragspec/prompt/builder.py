@@ -97,7 +97,7 @@ class PromptBuilder:
 
     def _render(self, question: str, passages: Sequence[Passage]) -> str:
         shown = [
-            {"number": i, "title": self._plain(p.title), "text": self._plain(p.text), "document": p.document}
+            {"number": i, "title": self._plain(p.title), "text": self._plain(p.text), "document": self._plain(p.document)}
             for i, p in enumerate(passages, start=1)
         ]
         variables = {"question": self._plain(question), "passages": shown}
@@ -129,15 +129,11 @@ class PromptBuilder:
         self, text: str, passages: Sequence[Passage], offsets: Sequence[tuple[int, int]]
     ) -> tuple[tuple[int, int], ...]:
         spans = []
-        place = 0
         for passage in passages:
             shown = self._plain(passage.text).strip()
-            start = text.find(shown, place) if shown else -1
-            if start < 0:
-                continue
-            place = start + len(shown)
-            inside = [i for i, (left, right) in enumerate(offsets) if left < place and right > start]
-            if inside:
+            start = text.find(shown) if shown else -1
+            inside = [i for i, (left, right) in enumerate(offsets) if left < start + len(shown) and right > start]
+            if start >= 0 and inside:
                 spans.append((inside[0], inside[-1] + 1))
         return tuple(spans)
 
