@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST_ARGS ?=
 
-.PHONY: help setup test lint demo clean freeze
+.PHONY: help setup test lint demo docs clean freeze
 .DEFAULT_GOAL := help
 
 help:
@@ -12,6 +12,7 @@ help:
 	@echo 'make demo    answer real questions over a real corpus, and show the answers'
 	@echo 'make test    format, lint, types, tests; PYTEST_ARGS="-k name" picks'
 	@echo 'make lint    format, lint, types'
+	@echo 'make docs    write the reference pages that come out of the code'
 	@echo 'make freeze  write constraints.txt from .venv'
 	@echo 'make clean   remove .venv and caches'
 
@@ -34,6 +35,9 @@ test: lint
 
 demo: setup
 	$(BIN)/python -m ragspec.demo
+
+docs: setup
+	$(BIN)/python docs/generate.py
 
 freeze: setup
 	@sed '/^$$/q' constraints.txt > .venv/constraints.txt

@@ -1,4 +1,4 @@
-"""docs/reference/tables.md: its queries run, and it leaves out no column."""
+"""The queries of the documentation run, and docs/reference/tables.md leaves out no column."""
 
 from __future__ import annotations
 
@@ -15,8 +15,15 @@ from tests.integration.jobs.worlds import claim, completed, failed, make_job
 
 pytestmark = pytest.mark.services
 
-PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "tables.md").read_text()
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = (DOCS / "reference" / "tables.md").read_text()
 QUERIES = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
+OTHER_QUERIES = [
+    query
+    for page in sorted(DOCS.rglob("*.md"))
+    for query in re.findall(r"```sql\n(.*?)```", page.read_text(), re.DOTALL)
+    if query not in QUERIES
+]
 
 
 def test_every_example_query_runs_and_finds_something(engine: Engine) -> None:
@@ -28,6 +35,13 @@ def test_every_example_query_runs_and_finds_something(engine: Engine) -> None:
         assert len(QUERIES) >= 8
         for query in QUERIES:
             assert connection.execute(text(query)).all(), query
+
+
+def test_the_queries_of_other_pages_run(engine: Engine) -> None:
+    with engine.connect() as connection:
+        assert len(OTHER_QUERIES) >= 5
+        for query in OTHER_QUERIES:
+            connection.execute(text(query)).all()
 
 
 @pytest.mark.parametrize("table", [*Base.metadata.sorted_tables, views.token_acceptance, views.job_acceptance], ids=str)
