@@ -55,7 +55,7 @@ _EXTRA: dict[str, dict[str, object]] = {
 
 @lru_cache
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token a character: printable ASCII, the newline and the Latin letters from U+0100 on, plus an end token; no merges."""
+    """One token a character: the newline, printable ASCII and Latin letters from U+0100 on, and an end token; no merges."""
     alphabet = [chr(c) for c in (10, *range(32, 127), *range(0x100, 0x1A0))]
     raw = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
     raw.decoder = decoders.Fuse()

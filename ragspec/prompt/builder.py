@@ -97,7 +97,12 @@ class PromptBuilder:
 
     def _render(self, question: str, passages: Sequence[Passage]) -> str:
         shown = [
-            {"number": i, "title": self._plain(p.title), "text": self._plain(p.text), "document": self._plain(p.document)}
+            {
+                "number": i,
+                "title": self._plain(p.title),
+                "text": self._plain(p.text),
+                "document": self._plain(p.document),
+            }
             for i, p in enumerate(passages, start=1)
         ]
         variables = {"question": self._plain(question), "passages": shown}
