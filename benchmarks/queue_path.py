@@ -1,0 +1,149 @@
+"""What the queue costs over the engine called directly: `python -m benchmarks.queue_path --collection NAME`.
+
+The same questions are answered twice a round, in turns: through Redis, Celery, the resident process and PostgreSQL, as a user
+submits them; and in this process, by the same retriever, prompt builder and engine, with nothing recorded. Both clocks run from
+the moment the questions are handed over until the last is answered, models loaded before. Needs `ragspec up` and a collection;
+rounds alternate which comes first. While one side works the other is idle; no other work may run on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from uuid import UUID
+
+from sqlalchemy import text
+
+from producer.submit import submit
+from ragspec.corpus.embedder import load_embedder
+from ragspec.corpus.retriever import load_retriever
+from ragspec.decoding.engine import Engine
+from ragspec.decoding.request import Request, Sampling
+from ragspec.decoding.target import load_target
+from ragspec.jobs.database import connect
+from ragspec.jobs.options import AnswerOptions
+from ragspec.models import ensure_target
+from ragspec.prompt import PromptBuilder
+from ragspec.settings import Settings, load_settings
+
+#: What the project promises.
+LIMIT = 0.05
+
+
+class Direct:
+    """The engine and its marriage with retrieval, called as a library."""
+
+    def __init__(self, settings: Settings, options: AnswerOptions) -> None:
+        self._options = options
+        self._target = load_target(ensure_target(settings), settings.device, settings.dtype, threads=settings.threads)
+        self._retriever = load_retriever(settings, load_embedder(settings))
+        window = min(settings.context_window, self._target.context_window)
+        self._prompts = PromptBuilder(self._target.tokenizer, window, settings.prompt_template)
+        self._engine = Engine(
+            self._target,
+            max_batch=settings.max_batch,
+            context_window=window,
+            prefill_chunk=settings.prefill_chunk,
+            max_draft=settings.max_draft,
+        )
+
+    def answer(self, questions: list[str]) -> tuple[float, int]:
+        """Seconds for all questions, and the tokens written."""
+        options = self._options
+        tokens = 0
+        started = time.perf_counter()
+        found = self._retriever.retrieve(questions, options.collection, options.top_k)
+        for i, (question, passages) in enumerate(zip(questions, found, strict=True)):
+            prompt = self._prompts.build(question, passages, options.max_tokens)
+            self._engine.add(
+                Request(str(i), prompt.token_ids, Sampling(max_tokens=options.max_tokens), prompt.passage_spans)
+            )
+        while self._engine.has_work:
+            tokens += sum(done.completion_tokens for done in self._engine.step())
+        return time.perf_counter() - started, tokens
+
+
+def through_the_queue(settings: Settings, path: Path, options: AnswerOptions) -> tuple[float, int]:
+    """Seconds from `submit` to the job's end, and the tokens written."""
+    engine = connect(settings.require_database())
+    started = time.perf_counter()
+    job_id: UUID = submit(settings, str(path), options, new=True).job_id
+    while True:
+        with engine.connect() as connection:
+            state = connection.execute(text("SELECT state FROM jobs WHERE id = :id"), {"id": job_id}).scalar_one()
+        if state in {"completed", "failed", "cancelled", "expired"}:
+            break
+        time.sleep(0.05)
+    seconds = time.perf_counter() - started
+    with engine.connect() as connection:
+        counted = text(
+            "SELECT sum(completion_tokens), count(*) FILTER (WHERE status <> 'completed') FROM answers WHERE job_id = :id"
+        )
+        tokens, failed = connection.execute(counted, {"id": job_id}).one()
+    if state != "completed" or failed:
+        sys.exit(f"job {job_id} ended as {state} with {failed} failed rows: nothing to compare")
+    return seconds, int(tokens)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--collection", required=True)
+    parser.add_argument("--questions", type=Path, required=True, help="JSON Lines with a field `question`")
+    parser.add_argument("--limit", type=int, default=200)
+    parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--format", choices=["text", "json"], default="text")
+    wanted = parser.parse_args()
+    settings = load_settings()
+    subprocess.run([sys.executable, "-m", "ragspec", "worker", "--check"], check=True)
+    rows = [json.loads(line) for line in wanted.questions.read_text(encoding="utf-8").splitlines()[: wanted.limit]]
+    questions = [row["question"] for row in rows]
+    options = AnswerOptions(collection=wanted.collection, max_tokens=wanted.max_tokens)
+    direct = Direct(settings, options)
+    direct.answer(questions[: settings.max_batch])
+
+    rounds = []
+    with tempfile.TemporaryDirectory(prefix="ragspec-queue-") as folder:
+        path = Path(folder) / "questions.jsonl"
+        path.write_text("".join(json.dumps({"question": q}) + "\n" for q in questions), encoding="utf-8")
+        warm = Path(folder) / "warm.jsonl"
+        warm.write_text(
+            "".join(json.dumps({"question": q}) + "\n" for q in questions[: settings.max_batch]), encoding="utf-8"
+        )
+        through_the_queue(settings, warm, options)
+        for number in range(wanted.rounds):
+            measured = {}
+            for side in ("direct", "queue") if number % 2 else ("queue", "direct"):
+                run = direct.answer(questions) if side == "direct" else through_the_queue(settings, path, options)
+                measured[side] = run
+            rounds.append(measured)
+            print(
+                f"round {number + 1}: direct {measured['direct'][0]:.1f} s, {measured['direct'][1]} tokens; "
+                f"queue {measured['queue'][0]:.1f} s, {measured['queue'][1]} tokens",
+                file=sys.stderr,
+            )
+    overheads = [m["queue"][0] / m["direct"][0] - 1 for m in rounds]
+    result = {
+        "questions": len(questions),
+        "rounds": len(rounds),
+        "direct_s": round(statistics.median(m["direct"][0] for m in rounds), 2),
+        "queue_s": round(statistics.median(m["queue"][0] for m in rounds), 2),
+        "overhead": round(statistics.median(overheads), 4),
+        "overheads": [round(overhead, 4) for overhead in overheads],
+        "limit": LIMIT,
+    }
+    if wanted.format == "json":
+        print(json.dumps(result))
+    else:
+        for name, value in result.items():
+            print(f"{name:<10} {value}")
+    sys.exit(result["overhead"] > LIMIT)
+
+
+main()

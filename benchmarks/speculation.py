@@ -1,0 +1,124 @@
+"""What speculation saves, one question at a time: `python -m benchmarks.speculation [--prompts FILE]`.
+
+Every prompt is decoded with drafts and without, by the same engine, right after one another and in turns, so that both see
+the same machine. Decode time runs from an answer's first token to its last; the prompt's own forward pass is the same for
+both and printed apart. FILE is JSON Lines with a field `prompt` (Spec-Bench's rag.jsonl, say); without it the prompts are the
+demo's questions over CPython's language reference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ragspec.decoding.acceptance import Source
+from ragspec.decoding.engine import Engine
+from ragspec.decoding.request import Completion, Request, Sampling
+from ragspec.decoding.target import Target, load_target
+from ragspec.demo.prompts import demo_prompts
+from ragspec.models import ensure_target
+from ragspec.prompt import PromptBuilder
+from ragspec.settings import load_settings
+
+
+@dataclass
+class Side:
+    """Sums over the answers of one way to decode."""
+
+    decode_s: float = 0.0
+    prefill_s: float = 0.0
+    tokens: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    def add(self, done: Completion) -> None:
+        """Count an answer."""
+        self.decode_s += done.decode_s
+        self.prefill_s += done.prefill_s
+        self.tokens += done.completion_tokens - 1
+        self.steps += done.acceptance.num_verify_steps
+        self.drafted += done.acceptance.num_draft_tokens
+        self.accepted += done.acceptance.num_accepted_draft_tokens
+
+
+def read_prompts(target: Target, path: Path | None, max_tokens: int, window: int) -> list[Request]:
+    """The requests to decode, greedy."""
+    sampling = Sampling(max_tokens=max_tokens)
+    if path is None:
+        prompts = demo_prompts(PromptBuilder(target.tokenizer, window), max_tokens)
+        return [Request(str(i), p.token_ids, sampling, p.passage_spans) for i, p in enumerate(prompts)]
+    requests = []
+    for i, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+        messages = [{"role": "user", "content": json.loads(line)["prompt"]}]
+        tokens = target.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        requests.append(Request(str(i), tuple(tokens), sampling, ((0, len(tokens)),)))
+    return requests
+
+
+def decode(engine: Engine, request: Request) -> Completion:
+    """One answer, alone in the engine."""
+    engine.add(request)
+    while True:
+        for done in engine.step():
+            return done
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=Path, help="JSON Lines with a field `prompt`")
+    parser.add_argument("--limit", type=int, default=40, help="prompts used")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--format", choices=["text", "json"], default="text")
+    wanted = parser.parse_args()
+    settings = load_settings()
+    target = load_target(ensure_target(settings), settings.device, settings.dtype, threads=settings.threads)
+    engine = Engine(target, max_batch=1, context_window=settings.context_window, max_draft=settings.max_draft)
+    requests = read_prompts(target, wanted.prompts, wanted.max_tokens, engine.window)[: wanted.limit]
+    requests = [r for r in requests if len(r.prompt) < engine.window]
+
+    sides = {True: Side(), False: Side()}
+    ratios = []
+    parted = 0
+    sources = dict.fromkeys(Source, 0)
+    decode(engine, replace(requests[0], id="warm-up"))
+    started = time.perf_counter()
+    for number, request in enumerate(requests):
+        done = {}
+        for drafts in (True, False) if number % 2 else (False, True):
+            sampling = replace(request.sampling, speculation=drafts)
+            done[drafts] = decode(engine, replace(request, sampling=sampling))
+            sides[drafts].add(done[drafts])
+        for source in done[True].acceptance.token_sources:
+            sources[source] += 1
+        parted += done[True].acceptance.token_ids != done[False].acceptance.token_ids
+        if done[False].decode_s > 0:
+            ratios.append(done[True].decode_s / done[False].decode_s)
+    with_drafts, plain = sides[True], sides[False]
+    result = {
+        "prompts": len(requests),
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "decode_s_with_drafts": round(with_drafts.decode_s, 2),
+        "decode_s_without": round(plain.decode_s, 2),
+        "decode_ratio": round(with_drafts.decode_s / plain.decode_s, 3),
+        "decode_ratio_per_token": round(with_drafts.decode_s / with_drafts.tokens / (plain.decode_s / plain.tokens), 3),
+        "decode_ratio_median": round(statistics.median(ratios), 3),
+        "prefill_s": round(plain.prefill_s, 2),
+        "mean_acceptance_length": round(with_drafts.tokens / with_drafts.steps, 3),
+        "draft_acceptance_rate": round(with_drafts.accepted / max(1, with_drafts.drafted), 3),
+        "tokens_by_source": {source.name.lower(): count for source, count in sources.items() if count},
+        "answers_that_part": parted,
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+    if wanted.format == "json":
+        print(json.dumps(result))
+        return
+    for name, value in result.items():
+        print(f"{name:<24} {value}")
+
+
+main()

@@ -1,0 +1,99 @@
+"""The default model writes through the engine what transformers' own `generate` writes, over real RAG prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from ragspec.decoding.engine import Engine
+from ragspec.decoding.request import Completion, Request, Sampling
+from ragspec.decoding.target import Target, load_target
+from ragspec.demo.prompts import demo_prompts
+from ragspec.models import ensure_target
+from ragspec.prompt import PromptBuilder
+from ragspec.settings import load_settings
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+
+PROMPTS = 40
+MAX_TOKENS = 20
+#: Two steps of bfloat16 between 16 and 32, where this model's top logits lie.
+ROUNDING = 0.25
+
+
+def rag_requests(target: Target) -> list[Request]:
+    """Forty questions over CPython's language reference, three passages each."""
+    builder = PromptBuilder(target.tokenizer, 2048)
+    prompts = demo_prompts(builder, MAX_TOKENS, passage_chars=250)[:PROMPTS]
+    return [
+        Request(str(i), p.token_ids, Sampling(max_tokens=MAX_TOKENS), p.passage_spans) for i, p in enumerate(prompts)
+    ]
+
+
+def decode_together(target: Target, requests: Sequence[Request]) -> list[Completion]:
+    engine = Engine(target, max_batch=8, prefill_chunk=200)
+    for request in requests:
+        engine.add(request)
+    done = {}
+    while engine.has_work:
+        for completion in engine.step():
+            done[completion.request_id] = completion
+    return [done[request.id] for request in requests]
+
+
+def generate(model: PreTrainedModel, request: Request) -> tuple[list[int], list[torch.Tensor]]:
+    """Tokens of transformers' greedy `generate`, and the logits it chose each from."""
+    prompt = torch.tensor([request.prompt])
+    with torch.inference_mode():
+        out = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=request.sampling.max_tokens,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    return out.sequences[0, prompt.shape[1] :].tolist(), [logits[0].float() for logits in out.logits]
+
+
+def load(dtype: str) -> Target:
+    settings = load_settings()
+    return load_target(ensure_target(settings), "cpu", dtype)
+
+
+def test_in_float32_every_token_is_generates() -> None:
+    target = load("float32")
+    requests = rag_requests(target)
+    done = decode_together(target, requests)
+    target.model.set_attn_implementation("sdpa")
+
+    expected = [generate(target.model, request)[0] for request in requests]
+
+    assert len(requests) == PROMPTS
+    assert [list(completion.acceptance.token_ids) for completion in done] == expected
+    assert sum(completion.acceptance.num_accepted_draft_tokens for completion in done) > PROMPTS
+
+
+def test_in_bfloat16_every_parting_is_a_near_tie(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the two part, `generate`'s own logits of both choices lie within rounding; the gaps are printed."""
+    target = load("bfloat16")
+    requests = rag_requests(target)
+    done = decode_together(target, requests)
+    target.model.set_attn_implementation("sdpa")
+
+    gaps = []
+    for request, completion in zip(requests, done, strict=True):
+        ours = completion.acceptance.token_ids
+        theirs, logits = generate(target.model, request)
+        place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+        if place is None:
+            assert len(ours) == len(theirs)
+        else:
+            gaps.append(float(logits[place][theirs[place]] - logits[place][ours[place]]))
+    with capsys.disabled():
+        print(f"\nbfloat16: {len(gaps)} of {PROMPTS} answers part, at gaps {sorted(gaps)}")
+
+    assert all(0 <= gap <= ROUNDING for gap in gaps)
