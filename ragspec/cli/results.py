@@ -35,13 +35,14 @@ def results(*, job: str, export_format: Any, output: str) -> None:
     Example:
       ragspec results last --format jsonl -o answers.jsonl
     """
+    from ragspec.cli.count import counted
     from ragspec.cli.database import job_database
     from ragspec.jobs.export import export_answers
     from ragspec.jobs.status import find_job
 
     with job_database(load_settings()) as engine:
         written = export_answers(engine, find_job(engine, job), export_format, output)
-    click.echo(f"{written} answers", err=True)
+    click.echo(counted(written, "answer"), err=True)
 
 
 @click.command()
