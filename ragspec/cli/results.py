@@ -72,6 +72,9 @@ def show(*, job: str, name: str) -> None:
 def evaluate(*, job: str, path: str | None, as_json: bool) -> None:
     """Score JOB against the `answers` of its question file: SQuAD exact match and F1, recall of the gold passage.
 
+    `contains` is the share of answers in which a gold answer stands, among other words or alone, normalised as for the
+    exact match: a small model answers in sentences, which hardly ever match exactly. Long answers contain more by chance.
+
     Rows are matched by custom_id. A failed answer counts as wrong; a question not answered yet does not count.
     """
     from ragspec.cli.database import job_database
@@ -94,6 +97,7 @@ def evaluate(*, job: str, path: str | None, as_json: bool) -> None:
         return
     if scores.scored:
         click.echo(f"exact match  {scores.exact_match:.1%}  of {scores.scored}")
+        click.echo(f"contains     {scores.contains:.1%}  of {scores.scored}")
         click.echo(f"F1           {scores.f1:.1%}  of {scores.scored}")
     if scores.ranked:
         click.echo(f"recall@{scores.k:<5} {scores.recall:.1%}  of {scores.ranked}")

@@ -221,12 +221,18 @@ def test_show_names_every_tokens_source_where_there_are_no_colours(run: Run, eng
 
 def test_evaluate_scores_against_the_submitted_file(run: Run, engine: Engine) -> None:
     run("submit", "q.jsonl", "--collection", "handbook")
-    finish(engine, find_job(engine, "last"), completed(0, "the Paris."), completed(1, "Naples"))
+    finish(engine, find_job(engine, "last"), completed(0, "the Paris."), completed(1, "It is Rome."))
 
     scores = json.loads(run("evaluate", "last", "--json").stdout)
 
-    assert (scores["exact_match"], scores["f1"], scores["recall"], scores["k"]) == (0.5, 0.5, 0.5, 1)
-    assert "exact match  50.0%  of 2" in run("evaluate", "last").stdout
+    assert (scores["exact_match"], scores["contains"], scores["f1"]) == (0.5, 1.0, 0.75)
+    assert (scores["recall"], scores["k"]) == (0.5, 1)
+    assert run("evaluate", "last").stdout.splitlines() == [
+        "exact match  50.0%  of 2",
+        "contains     100.0%  of 2",
+        "F1           75.0%  of 2",
+        "recall@1     50.0%  of 2",
+    ]
 
 
 def test_evaluate_without_gold_says_what_is_missing(run: Run, engine: Engine, tmp_path: Path) -> None:
