@@ -135,26 +135,44 @@ class Settings(BaseSettings):
 
     def require_redis(self) -> str:
         """Redis' URL, or an error that says how to get one."""
-        return _require(self.redis_url, "Redis", "redis_url")
+        return self._require("Redis", "redis_url")
 
     def require_database(self) -> str:
         """PostgreSQL's URL, or an error that says how to get one."""
-        return _require(self.database_url, "PostgreSQL", "database_url")
+        return self._require("PostgreSQL", "database_url")
 
     def require_chroma(self) -> str:
         """Chroma's URL, or an error that says how to get one."""
-        return _require(self.chroma_url, "Chroma", "chroma_url")
+        return self._require("Chroma", "chroma_url")
+
+    def _require(self, service: str, field: str) -> str:
+        url: SecretStr | None = getattr(self, field)
+        if url is not None:
+            return url.get_secret_value()
+        variable = PREFIX + field.upper()
+        if (self.home / SERVICES_FILE).exists():
+            raise ServiceUnavailableError(
+                f"{service} is gone: the `ragspec up` of {self.home} is not running any more.",
+                f"Start it again, or set {variable}.",
+            )
+        raise ServiceUnavailableError(
+            f"{service} is neither running here nor configured.", f"Start it with `ragspec up`, or set {variable}."
+        )
 
 
 class RunningServices(PydanticBaseSettingsSource):
     """Addresses of the embedded services of this `RAGSPEC_HOME`, while they run."""
 
     def __call__(self) -> dict[str, Any]:
-        """Read the services file; an unreadable one counts as none."""
-        home = self.current_state.get("home") or Settings.model_fields["home"].default
+        """Read the services file; an unreadable one counts as none, and so does one that a killed `up` left behind."""
+        home = Path(self.current_state.get("home") or Settings.model_fields["home"].default).expanduser()
         try:
-            found = json.loads((Path(home).expanduser() / SERVICES_FILE).read_text())
+            found = json.loads((home / SERVICES_FILE).read_text())
         except (OSError, ValueError):
+            return {}
+        from ragspec.services.record import is_held
+
+        if not is_held(home):
             return {}
         known = {"redis_url", "database_url", "chroma_url"}
         return {k: v for k, v in found.items() if k in known} if isinstance(found, dict) else {}
@@ -199,13 +217,6 @@ def _explain(error: ValidationError) -> str:
         secret = field is not None and "SecretStr" in str(field.annotation)
         lines.append(f"{name}={'***' if secret else repr(fault['input'])}: {reason}.")
     return " ".join(dict.fromkeys(lines))
-
-
-def _require(url: SecretStr | None, service: str, field: str) -> str:
-    if url is None:
-        msg = f"{service} is neither running here nor configured."
-        raise ServiceUnavailableError(msg, f"Start it with `ragspec up`, or set {PREFIX}{field.upper()}.")
-    return url.get_secret_value()
 
 
 def mask_url(secret: str) -> str:

@@ -225,7 +225,11 @@ def test_a_killed_supervisor_leaves_no_orphan(home: Home) -> None:
     up.wait()
 
     until(lambda: not any(process.find() for process in (*children, *grandchildren) if process))
+    asked = home.ragspec("status")
+    assert asked.returncode == 69
+    assert f"PostgreSQL is gone: the `ragspec up` of {home.path} is not running any more." in asked.stderr
     home.start()
+    assert home.ragspec("status").returncode == 0
 
 
 def test_leftovers_are_ended_and_strangers_are_not(light_home: Home) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ragspec.errors import SettingsError
-from ragspec.settings import load_settings
+from ragspec.errors import ServiceUnavailableError, SettingsError
+from ragspec.services.record import hold_home
+from ragspec.settings import SERVICES_FILE, load_settings
 
 
 @pytest.fixture(autouse=True)
@@ -51,3 +52,20 @@ def test_two_settings_that_do_not_fit_are_both_named_and_no_secret_is(
         load_settings()
 
     assert caught.value.message == f"{below} must be below {above}."
+
+
+def test_addresses_of_ragspec_up_count_while_it_runs(tmp_path: Path) -> None:
+    (tmp_path / SERVICES_FILE).parent.mkdir()
+    (tmp_path / SERVICES_FILE).write_text('{"redis_url": "redis://127.0.0.1:1/0"}')
+
+    with hold_home(tmp_path):
+        running = load_settings().require_redis()
+    with pytest.raises(ServiceUnavailableError) as killed:
+        load_settings().require_redis()
+    (tmp_path / SERVICES_FILE).unlink()
+    with pytest.raises(ServiceUnavailableError) as stopped:
+        load_settings().require_redis()
+
+    assert running == "redis://127.0.0.1:1/0"
+    assert f"the `ragspec up` of {tmp_path} is not running any more. Start it again" in str(killed.value)
+    assert "neither running here nor configured" in str(stopped.value)
