@@ -1,4 +1,4 @@
-"""Scores of answers against gold: exact match and F1 as SQuAD v1.1 counts them, and recall of the gold passage.
+"""Scores of answers against gold: exact match and F1 as SQuAD v1.1 counts them, containment, recall of the gold passage.
 
 Rajpurkar et al., "SQuAD: 100,000+ Questions for Machine Comprehension of Text" (2016), and its evaluate-v1.1.py.
 """
@@ -35,7 +35,7 @@ class Scores:
 
     Attributes:
         scored: questions with gold answers that were answered or failed.
-        exact_match, f1: fractions, 0 to 1.
+        exact_match, contains, f1: fractions, 0 to 1; `contains` of the answers that have a gold answer in them.
         ranked: questions with a gold passage that were answered or failed.
         recall: fraction of those with the gold passage among the retrieved ones.
         k: the most passages that any of them was given.
@@ -43,6 +43,7 @@ class Scores:
 
     scored: int
     exact_match: float
+    contains: float
     f1: float
     ranked: int
     recall: float
@@ -59,6 +60,14 @@ def exact_match(prediction: str, answers: Iterable[str]) -> bool:
     return normalize(prediction) in {normalize(answer) for answer in answers}
 
 
+def contains(prediction: str, answers: Iterable[str]) -> bool:
+    """Whether any answer stands in the prediction, whole words in a row, both normalised.
+
+    What a model that answers in sentences can be held to: "It is Paris." is no exact match of "Paris".
+    """
+    return any(f" {normalize(answer)} " in f" {normalize(prediction)} " for answer in answers)
+
+
 def f1(prediction: str, answers: Iterable[str]) -> float:
     """The best F1 over the answers, of words in common counted with repetition; 0.0 without an answer."""
     return max((_word_f1(normalize(prediction).split(), normalize(answer).split()) for answer in answers), default=0.0)
@@ -72,17 +81,19 @@ def found(passage_id: str, passages: Sequence[Mapping[str, Any]]) -> bool:
 def score(judged: Iterable[tuple[Gold, str | None, Sequence[Mapping[str, Any]]]]) -> Scores:
     """Sum up (gold, answer or None where it failed, retrieved passages)."""
     scored = ranked = k = 0
-    matches = words = hits = 0.0
+    matches = within = words = hits = 0.0
     for gold, answer, passages in judged:
         if gold.answers:
             scored += 1
             matches += answer is not None and exact_match(answer, gold.answers)
+            within += answer is not None and contains(answer, gold.answers)
             words += f1(answer, gold.answers) if answer is not None else 0.0
         if gold.passage_id is not None:
             ranked += 1
             hits += found(gold.passage_id, passages)
             k = max(k, len(passages))
-    return Scores(scored, matches / max(scored, 1), words / max(scored, 1), ranked, hits / max(ranked, 1), k)
+    answered = max(scored, 1)
+    return Scores(scored, matches / answered, within / answered, words / answered, ranked, hits / max(ranked, 1), k)
 
 
 def _word_f1(prediction: list[str], answer: list[str]) -> float:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from ragspec.errors import ServiceUnavailableError, SettingsError
@@ -46,7 +47,7 @@ class Settings(BaseSettings):
     # Models
     model: str = Field(DEFAULT_MODEL, description="Target: a shipped name, a hub id or a local folder.")
     embedder: str = Field(DEFAULT_EMBEDDER, description="Embedder: a shipped name, a hub id or a local folder.")
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N; auto takes CUDA where there is one.")
+    device: str = Field("auto", description="`auto`, `cpu`, `cuda` or `cuda:N`; auto is cuda where there is one.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="auto is bfloat16 where the device multiplies it fast, else float32."
     )
@@ -85,7 +86,11 @@ class Settings(BaseSettings):
     visibility_timeout: Seconds = Field(3600, description="Seconds until Redis redelivers what is unacknowledged.")
     shutdown_timeout: Seconds = Field(10, description="Seconds a node has on SIGTERM to hand back what is unanswered.")
     engine_timeout: Seconds = Field(120, description="Seconds without an engine step before a restart.")
-    max_attempts: Positive = Field(5, description="Claims of one shard before its unanswered questions are failed.")
+    max_attempts: Positive = Field(
+        5,
+        description="Claims of one shard that are lost, as their worker or engine died, before its unanswered questions "
+        "are failed; a claim that a stopping worker hands back does not count.",
+    )
 
     @field_validator("home", "model_cache", "prompt_template", "engine_socket")
     @classmethod
@@ -95,11 +100,20 @@ class Settings(BaseSettings):
     @field_validator("device")
     @classmethod
     def _known_device(cls, device: str) -> str:
-        kind, _, index = device.partition(":")
-        if kind not in {"auto", "cpu", "cuda", "mps", "xpu"} or (index and not index.isdigit()):
+        if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", device):
             msg = "must be auto, cpu, cuda or cuda:N"
             raise ValueError(msg)
         return device
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        # A claim that beats no sooner than it goes stale would lapse every time.
+        for below, above in (("heartbeat_interval", "stale_after"), ("chunk_overlap", "chunk_tokens")):
+            less, more = getattr(self, below), getattr(self, above)
+            if less >= more:
+                msg = f"{PREFIX}{below.upper()}={less:g} must be below {PREFIX}{above.upper()}={more:g}"
+                raise ValueError(msg)
+        return self
 
     @classmethod
     def settings_customise_sources(
@@ -121,26 +135,44 @@ class Settings(BaseSettings):
 
     def require_redis(self) -> str:
         """Redis' URL, or an error that says how to get one."""
-        return _require(self.redis_url, "Redis", "redis_url")
+        return self._require("Redis", "redis_url")
 
     def require_database(self) -> str:
         """PostgreSQL's URL, or an error that says how to get one."""
-        return _require(self.database_url, "PostgreSQL", "database_url")
+        return self._require("PostgreSQL", "database_url")
 
     def require_chroma(self) -> str:
         """Chroma's URL, or an error that says how to get one."""
-        return _require(self.chroma_url, "Chroma", "chroma_url")
+        return self._require("Chroma", "chroma_url")
+
+    def _require(self, service: str, field: str) -> str:
+        url: SecretStr | None = getattr(self, field)
+        if url is not None:
+            return url.get_secret_value()
+        variable = PREFIX + field.upper()
+        if (self.home / SERVICES_FILE).exists():
+            raise ServiceUnavailableError(
+                f"{service} is gone: the `ragspec up` of {self.home} is not running any more.",
+                f"Start it again, or set {variable}.",
+            )
+        raise ServiceUnavailableError(
+            f"{service} is neither running here nor configured.", f"Start it with `ragspec up`, or set {variable}."
+        )
 
 
 class RunningServices(PydanticBaseSettingsSource):
     """Addresses of the embedded services of this `RAGSPEC_HOME`, while they run."""
 
     def __call__(self) -> dict[str, Any]:
-        """Read the services file; an unreadable one counts as none."""
-        home = self.current_state.get("home") or Settings.model_fields["home"].default
+        """Read the services file; an unreadable one counts as none, and so does one that a killed `up` left behind."""
+        home = Path(self.current_state.get("home") or Settings.model_fields["home"].default).expanduser()
         try:
-            found = json.loads((Path(home).expanduser() / SERVICES_FILE).read_text())
+            found = json.loads((home / SERVICES_FILE).read_text())
         except (OSError, ValueError):
+            return {}
+        from ragspec.services.record import is_held
+
+        if not is_held(home):
             return {}
         known = {"redis_url", "database_url", "chroma_url"}
         return {k: v for k, v in found.items() if k in known} if isinstance(found, dict) else {}
@@ -176,18 +208,15 @@ def child_environment(**overrides: Any) -> dict[str, str]:
 def _explain(error: ValidationError) -> str:
     lines = []
     for fault in error.errors():
+        reason = fault["msg"].removeprefix("Value error, ")
+        if not fault["loc"]:  # of several settings together; the reason names them
+            lines.append(f"{reason}.")
+            continue
         name = PREFIX + str(fault["loc"][0]).upper()
         field = Settings.model_fields.get(str(fault["loc"][0]))
         secret = field is not None and "SecretStr" in str(field.annotation)
-        lines.append(f"{name}={'***' if secret else repr(fault['input'])}: {fault['msg']}.")
+        lines.append(f"{name}={'***' if secret else repr(fault['input'])}: {reason}.")
     return " ".join(dict.fromkeys(lines))
-
-
-def _require(url: SecretStr | None, service: str, field: str) -> str:
-    if url is None:
-        msg = f"{service} is neither running here nor configured."
-        raise ServiceUnavailableError(msg, f"Start it with `ragspec up`, or set {PREFIX}{field.upper()}.")
-    return url.get_secret_value()
 
 
 def mask_url(secret: str) -> str:

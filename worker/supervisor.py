@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -14,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from ragspec.interpreter import PYTHON
 from ragspec.settings import Settings, child_environment
 from worker import report
 from worker.child import Child
@@ -22,8 +22,8 @@ from worker.protocol import Ping, Pong
 
 log = logging.getLogger(__name__)
 
-RESIDENT = (sys.executable, "-m", "worker.resident")
-NODE = (sys.executable, "-m", "worker.node")
+RESIDENT = (*PYTHON, "-m", "worker.resident")
+NODE = (*PYTHON, "-m", "worker.node")
 
 #: Seconds between two looks at the processes, two pings and two reports.
 TICK_S = 0.25

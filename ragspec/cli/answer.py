@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -18,6 +18,7 @@ _STYLES = {
     Source.ANSWER: "yellow",
     Source.HEAD: "magenta",
 }
+_COLUMNS = ("step", "drafted", "accepted", "tokens")
 #: Characters of a passage that are shown.
 _EXCERPT = 300
 
@@ -48,7 +49,12 @@ def print_answer(custom_id: str, question: str, answer: Answer, texts: list[str]
             f"{answer.num_accepted_draft_tokens}/{answer.num_draft_tokens} draft tokens accepted, "
             f"{answer.mean_acceptance_length:.2f} tokens/step, finished by {answer.finish_reason}, {answer.model}"
         )
-        console.print(_steps(answer, sources, texts or [str(token) for token in answer.token_ids]))
+        steps = _steps(answer, sources, texts or [str(token) for token in answer.token_ids])
+        if console.is_terminal:
+            console.print(_table(steps))
+        else:  # a table is cut to a width, which only a terminal has
+            for step, drafted, accepted, tokens in ((*_COLUMNS[:3], Text(_COLUMNS[3])), *steps):
+                console.print(Text(f"{step:<4}  {drafted:<7}  {accepted:<8}  ") + tokens)
     for number, passage in enumerate(answer.passages, 1):
         console.print()
         heading = f"[{number}] {passage['score']:.3f}  {passage['document']}  {passage['title']}"
@@ -62,15 +68,20 @@ def _legend(sources: Sequence[Source]) -> Text:
     return Text("  ").join(Text(f"{by.name.lower()} {count}", _STYLES[by]) for by, count in counted if count)
 
 
-def _steps(answer: Answer, sources: Sequence[Source], texts: Sequence[str]) -> Table:
-    """One row a verify step; step 0 is the prompt's own pass."""
-    table = Table("step", "drafted", "accepted", "tokens", box=None, pad_edge=False)
+def _steps(answer: Answer, sources: Sequence[Source], texts: Sequence[str]) -> Iterator[tuple[str, str, str, Text]]:
+    """The cells under `_COLUMNS`, one row a verify step; step 0 is the prompt's own pass."""
     for step, drafted, accepted, positions in _ranges(answer):
         tokens = Text(" ").join(
             Text(f"{texts[position]!r}:{sources[position].name.lower()}", _STYLES[sources[position]])
             for position in positions
         )
-        table.add_row(str(step), drafted, accepted, tokens)
+        yield str(step), drafted, accepted, tokens
+
+
+def _table(steps: Iterable[tuple[str, str, str, Text]]) -> Table:
+    table = Table(*_COLUMNS, box=None, pad_edge=False)
+    for step in steps:
+        table.add_row(*step)
     return table
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ragspec.cli.count import counted
 from ragspec.settings import load_settings
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def collections(*, as_json: bool, doomed: str | None, yes: bool) -> None:
         if doomed is not None:
             info = store.describe(doomed)
             if not yes:
-                click.confirm(f"Delete {doomed} and its {info.passages} passages?", abort=True)
+                click.confirm(f"Delete {doomed} and its {counted(info.passages, 'passage')}?", abort=True)
             store.delete(doomed)
             click.echo(f"Deleted {doomed}.")
             return
@@ -137,15 +138,18 @@ def _print_report(report: IngestReport, collection: str, *, as_json: bool) -> No
         place = f"{failed.path}:{failed.line}" if failed.line else failed.path
         click.echo(f"{place}: [{failed.code}] {failed.reason}", err=True)
     if report.failed > len(report.failures):
-        click.echo(f"... and {report.failed - len(report.failures)} more lines.", err=True)
+        click.echo(f"... and {counted(report.failed - len(report.failures), 'more line')}.", err=True)
     if as_json:
         click.echo(json.dumps({"collection": collection, **asdict(report)}))
         return
     click.echo(
-        f"{collection}: {report.added} documents added, {report.replaced} replaced, {report.unchanged} unchanged, "
-        f"{report.removed} removed; {report.written} passages written; {report.failed} failures."
+        f"{collection}: {counted(report.added, 'document')} added, {report.replaced} replaced, "
+        f"{report.unchanged} unchanged, {report.removed} removed; {counted(report.written, 'passage')} written; "
+        f"{counted(report.failed, 'failure')}."
     )
-    if report.unknown:
+    if report.unknown == 1:
+        click.echo("1 file of another format was passed over.")
+    elif report.unknown:
         click.echo(f"{report.unknown} files of other formats were passed over.")
 
 

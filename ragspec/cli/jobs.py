@@ -32,7 +32,11 @@ FILE_FORMATS = ("jsonl", "csv", "tsv", "parquet", "text")
 @click.option("--top-p", type=float, help="Nucleus to sample from. [default: 1]")
 @click.option("--seed", type=int, help="Makes sampling repeatable. [default: 0]")
 @click.option("--stop", multiple=True, help="String that ends an answer; may be given several times.")
-@click.option("--no-speculation", is_flag=True, help="Decode plainly; the answers are the same, only slower.")
+@click.option(
+    "--no-speculation",
+    is_flag=True,
+    help="Decode plainly, slower; float32 gives the same answers, bfloat16 the same up to near ties.",
+)
 @click.option("--priority", type=click.Choice(["bulk", "interactive"]), default="bulk", help="Queue to wait in.")
 @click.option("--shard-size", type=click.IntRange(min=1), help="Questions per message. [default: RAGSPEC_SHARD_SIZE]")
 @click.option("--new", is_flag=True, help="Answer again even if this file was submitted before.")
@@ -58,13 +62,15 @@ def submit(
     """Enqueue the questions of FILE (`-` is standard input) as a job.
 
     JSON Lines, CSV, TSV, Parquet, plain text with one question a line, OpenAI Batch lines; each may be gzipped.
-    Submitting the same rows with the same options again resumes the job instead of answering twice.
+    Submitting the same rows with the same options again resumes the job instead of answering twice. The model, the prompt
+    template and RAGSPEC_ON_NO_CONTEXT are no part of that: after changing one, answer again with --new.
 
     \b
     Example:
       ragspec submit questions.jsonl --collection handbook --wait
     """
     from producer.submit import submit as submit_file
+    from ragspec.cli.count import counted
     from ragspec.cli.database import job_database
     from ragspec.cli.progress import exit_status, summary, watch_job
     from ragspec.jobs.status import job_status
@@ -83,13 +89,18 @@ def submit(
     for fault in recorded.faults:
         click.echo(f"skipped {fault}", err=True)
     if recorded.row_errors > len(recorded.faults):
-        click.echo(f"{recorded.row_errors} rows were skipped when the job was recorded", err=True)
+        click.echo(f"skipped {counted(recorded.row_errors, 'row')} in all when the job was recorded", err=True)
     if not as_json:
         click.echo(recorded.job_id)
-    verb = "recorded" if recorded.created else "resumed"
-    click.echo(f"{verb} {recorded.questions} questions, enqueued {submitted.enqueued} shards", err=True)
+    shards = counted(submitted.enqueued, "shard")
+    if recorded.created:
+        click.echo(f"recorded {counted(recorded.questions, 'question')}, enqueued {shards}", err=True)
     with job_database(settings) as engine:
-        status = watch_job(engine, recorded.job_id) if wait else job_status(engine, recorded.job_id)
+        status = job_status(engine, recorded.job_id)
+        if not recorded.created:
+            click.echo(_resumed(status, shards), err=True)
+        if wait:
+            status = watch_job(engine, recorded.job_id)
     if as_json:
         created = {"created": recorded.created, "enqueued": submitted.enqueued}
         click.echo(json.dumps({**status.as_json(), **created}, indent=2))
@@ -111,7 +122,8 @@ def status(*, job: str | None, watch: bool, as_json: bool) -> None:
 
     with job_database(load_settings()) as engine:
         if job is None and not watch:
-            _print_jobs(list_jobs(engine, unfinished=True), as_json=as_json)
+            unfinished = list_jobs(engine, unfinished=True)
+            _print_jobs(unfinished, as_json=as_json, none="no unfinished jobs; `ragspec jobs` lists all")
             return
         job_id = find_job(engine, job or "last")
         found = watch_job(engine, job_id) if watch else job_status(engine, job_id)
@@ -134,7 +146,7 @@ def jobs(*, as_json: bool, limit: int) -> None:
     from ragspec.jobs.status import list_jobs
 
     with job_database(load_settings()) as engine:
-        _print_jobs(list_jobs(engine, limit=limit), as_json=as_json)
+        _print_jobs(list_jobs(engine, limit=limit), as_json=as_json, none="no jobs")
 
 
 @click.command()
@@ -155,6 +167,7 @@ def cancel(*, job: str) -> None:
 @click.option("--wait", is_flag=True, help="Watch the job until it is finished.")
 def retry(*, job: str, wait: bool) -> None:
     """Run JOB's failed rows again; completed answers stay as they are."""
+    from ragspec.cli.count import counted
     from ragspec.cli.database import job_database
     from ragspec.cli.progress import exit_status, watch_job
     from ragspec.jobs.status import find_job
@@ -166,7 +179,7 @@ def retry(*, job: str, wait: bool) -> None:
     with job_database(settings) as engine:
         job_id = find_job(engine, job)
         rows = _retry(engine, job_id, app)
-        click.echo(f"{job_id} {rows} rows will run again" if rows else f"{job_id} has no failed rows")
+        click.echo(f"{job_id} {counted(rows, 'row')} will run again" if rows else f"{job_id} has no failed rows")
         if wait:
             sys.exit(exit_status(watch_job(engine, job_id)))
 
@@ -198,6 +211,14 @@ def _options(*, no_speculation: bool, priority: Any, **given: Any) -> AnswerOpti
         raise InputError(f"{option} {fault['input']}: {fault['msg']}.", code="bad_option") from None
 
 
+def _resumed(status: JobStatus, shards: str) -> str:
+    created = status.created_at.isoformat(sep=" ", timespec="minutes")
+    return (
+        f"resumed job {status.job_id}, submitted {created}; {status.answered} of {status.questions} already answered, "
+        f"enqueued {shards}. Answer again (after changing model or template, say) with --new."
+    )
+
+
 def _print_status(found: JobStatus) -> None:
     from ragspec.cli.progress import summary
 
@@ -218,14 +239,14 @@ def _print_status(found: JobStatus) -> None:
             click.echo(f"  {name:<11} {value}")
 
 
-def _print_jobs(found: list[JobStatus], *, as_json: bool) -> None:
+def _print_jobs(found: list[JobStatus], *, as_json: bool, none: str) -> None:
     from ragspec.cli.progress import summary
 
     if as_json:
         click.echo(json.dumps([status.as_json() for status in found], indent=2))
         return
     if not found:
-        click.echo("no jobs", err=True)
+        click.echo(none, err=True)
     for status in found:
         created = status.created_at.isoformat(sep=" ", timespec="minutes")
         click.echo(f"{status.job_id}  {created}  {status.source_name}  {status.collection}  {summary(status)}")

@@ -11,6 +11,7 @@ from uuid import UUID
 import click
 from sqlalchemy import Engine
 
+from ragspec.cli.count import counted
 from ragspec.jobs.status import JobStatus, job_status
 
 #: Exit status of a watched job that ended with failed rows or was cancelled.
@@ -35,7 +36,7 @@ def summary(status: JobStatus) -> str:
     if status.failed:
         parts.append(f"{status.failed} failed")
     if status.row_errors:
-        parts.append(f"{status.row_errors} rows skipped")
+        parts.append(f"{counted(status.row_errors, 'row')} skipped")
     if status.questions_per_second:
         parts.append(f"{status.questions_per_second:.2f} questions/s")
     if status.verify_steps:

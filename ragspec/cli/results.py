@@ -35,13 +35,14 @@ def results(*, job: str, export_format: Any, output: str) -> None:
     Example:
       ragspec results last --format jsonl -o answers.jsonl
     """
+    from ragspec.cli.count import counted
     from ragspec.cli.database import job_database
     from ragspec.jobs.export import export_answers
     from ragspec.jobs.status import find_job
 
     with job_database(load_settings()) as engine:
         written = export_answers(engine, find_job(engine, job), export_format, output)
-    click.echo(f"{written} answers", err=True)
+    click.echo(counted(written, "answer"), err=True)
 
 
 @click.command()
@@ -71,6 +72,9 @@ def show(*, job: str, name: str) -> None:
 def evaluate(*, job: str, path: str | None, as_json: bool) -> None:
     """Score JOB against the `answers` of its question file: SQuAD exact match and F1, recall of the gold passage.
 
+    `contains` is the share of answers in which a gold answer stands, among other words or alone, normalised as for the
+    exact match: a small model answers in sentences, which hardly ever match exactly. Long answers contain more by chance.
+
     Rows are matched by custom_id. A failed answer counts as wrong; a question not answered yet does not count.
     """
     from ragspec.cli.database import job_database
@@ -93,6 +97,7 @@ def evaluate(*, job: str, path: str | None, as_json: bool) -> None:
         return
     if scores.scored:
         click.echo(f"exact match  {scores.exact_match:.1%}  of {scores.scored}")
+        click.echo(f"contains     {scores.contains:.1%}  of {scores.scored}")
         click.echo(f"F1           {scores.f1:.1%}  of {scores.scored}")
     if scores.ranked:
         click.echo(f"recall@{scores.k:<5} {scores.recall:.1%}  of {scores.ranked}")

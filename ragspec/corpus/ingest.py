@@ -19,8 +19,8 @@ from ragspec.corpus.jsonl import BadLine, GivenPassage, read_passages
 from ragspec.corpus.parse import parse_document
 from ragspec.corpus.store import PAGE, Store, reported, walk
 from ragspec.corpus.writer import NewPassage, Writer, version_of
-from ragspec.errors import InputError, NotFoundError, SettingsError
-from ragspec.settings import PREFIX, Settings
+from ragspec.errors import InputError, NotFoundError
+from ragspec.settings import Settings
 
 #: Part of every document's version: raise it where the parsers or the splitter come to give other passages.
 _FORMAT = 1
@@ -92,14 +92,8 @@ def ingest(
     Raises:
         InputError: codes `bad_collection_name`, `embedder_mismatch`, `nothing_to_ingest`, and `prune_needs_paths` for
             a glob pattern with `prune`: whether a file that is gone had matched it cannot be told.
-        SettingsError: the overlap is not below the size.
         ServiceUnavailableError: Chroma does not answer.
     """
-    if settings.chunk_overlap >= settings.chunk_tokens:
-        raise SettingsError(
-            f"{PREFIX}CHUNK_OVERLAP={settings.chunk_overlap} must be below "
-            f"{PREFIX}CHUNK_TOKENS={settings.chunk_tokens}."
-        )
     patterns = [path for path in paths if is_pattern(path)]
     if prune and patterns:
         raise InputError(

@@ -19,6 +19,7 @@ from rich.table import Table
 from sqlalchemy import Engine, select
 
 from ragspec.demo import COLLECTION, questions_file, write_corpus
+from ragspec.interpreter import PYTHON
 from ragspec.jobs.database import connect
 from ragspec.jobs.export import stream_answers
 from ragspec.jobs.views import job_acceptance
@@ -68,7 +69,7 @@ def _ragspec(home: Path, *arguments: str, read: bool = False) -> str:
     """Run a `ragspec` command as a user would, and stop where it fails."""
     print(f"\n$ ragspec {' '.join(arguments)}", flush=True)  # noqa: T201 - this program talks to a person
     done = subprocess.run(
-        (sys.executable, "-m", "ragspec", *arguments),
+        (*PYTHON, "-m", "ragspec", *arguments),
         env=child_environment(home=home),
         stdout=subprocess.PIPE if read else None,
         text=True,

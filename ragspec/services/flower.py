@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from ragspec.errors import ServiceUnavailableError
+from ragspec.interpreter import PYTHON
 from ragspec.services.http import probe_http
 from ragspec.services.part import Part
 from ragspec.services.ports import LOOPBACK, free_port, is_taken
@@ -36,7 +36,7 @@ def flower_part(settings: Settings, port: int, log: Path, environment: Mapping[s
     )
     return Part(
         name="flower",
-        command=(sys.executable, "-m", "celery", "-A", "worker.app", "flower", *options),
+        command=(*PYTHON, "-m", "worker.command", "flower", *options),
         log=log,
         url=url,
         environment={**environment, **secret},

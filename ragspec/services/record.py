@@ -108,10 +108,13 @@ def hold_home(home: Path) -> Iterator[None]:
 def is_held(home: Path) -> bool:
     """Whether a `ragspec up` runs in this home."""
     try:
-        with (run_folder(home) / "up.lock").open("a") as lock:
-            return not _acquire(lock.fileno())
+        with (run_folder(home) / "up.lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, so that two who look do not see each other
+    except BlockingIOError:
+        return True
     except OSError:  # no such home: nothing runs in it
         return False
+    return False
 
 
 def end(processes: Sequence[ProcessId], patience: float = 10.0) -> list[ProcessId]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from ragspec.errors import ServiceUnavailableError
+from ragspec.interpreter import PYTHON
 from ragspec.services.home import run_folder
 from ragspec.services.part import Part
 from ragspec.settings import Settings
@@ -26,7 +26,7 @@ def worker_part(settings: Settings, log: Path, environment: Mapping[str, str]) -
     """A worker on this machine's device."""
     return Part(
         name="worker",
-        command=(sys.executable, "-m", "worker"),
+        command=(*PYTHON, "-m", "worker"),
         log=log,
         environment=environment,
         probe=lambda pid: probe_worker(settings.home, pid),

@@ -18,7 +18,7 @@ from ragspec.corpus.ingest import IngestReport, ingest
 from ragspec.corpus.retriever import ChromaRetriever, load_retriever
 from ragspec.corpus.store import Store, open_store
 from ragspec.corpus.writer import Writer
-from ragspec.errors import InputError, NotFoundError, SettingsError
+from ragspec.errors import InputError, NotFoundError
 from ragspec.settings import Settings, load_settings
 
 pytestmark = [pytest.mark.services, pytest.mark.model]
@@ -221,13 +221,6 @@ def test_what_holds_nothing_makes_no_collection(run: Run, store: Store, name: st
 
     assert [failure.code for failure in report.failures] == ["no_such_file", "empty_file"]
     assert name not in store.names()
-
-
-def test_an_overlap_as_large_as_the_chunk_names_the_setting(settings, store, embedder, name, docs) -> None:
-    wrong = settings.model_copy(update={"chunk_overlap": 32})
-
-    with pytest.raises(SettingsError, match="RAGSPEC_CHUNK_OVERLAP=32"):
-        ingest(wrong, store, embedder, [str(docs)], name)
 
 
 def test_questions_find_their_passages_in_one_call(

@@ -36,10 +36,16 @@ class Home:
         self.started: list[subprocess.Popen[bytes]] = []
         self.environment = environment | {"RAGSPEC_HOME": str(path)}
 
-    def ragspec(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = (sys.executable, "-m", "ragspec", *arguments)
+    def ragspec(self, *arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """As the installed script runs: without the working directory on the import path."""
         return subprocess.run(
-            command, check=False, env=self.environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
+            (sys.executable, "-P", "-m", "ragspec", *arguments),
+            check=False,
+            cwd=folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
         )
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
@@ -118,6 +124,18 @@ def test_up_detach_serves_all_stores_and_down_ends_every_process(home: Home) -> 
     assert [process.name for process in processes if process.find()] == []
     assert not (home.path / "run" / "services.json").exists()
     assert "Nothing runs" in home.ragspec("down").stdout
+
+
+def test_up_detach_runs_beside_folders_named_like_ours(light_home: Home, tmp_path: Path) -> None:
+    for package in ("worker", "producer", "ragspec"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("raise SystemExit('not ours')")
+    light_home.environment["RAGSPEC_FLOWER_PORT"] = "0"
+
+    up = light_home.ragspec("up", "--detach", "--no-worker", folder=tmp_path)
+
+    assert up.returncode == 0, up.stdout + up.stderr
+    assert "flower: well" in up.stdout
 
 
 def test_what_up_keeps_is_private_and_lasts(home: Home) -> None:
@@ -207,7 +225,11 @@ def test_a_killed_supervisor_leaves_no_orphan(home: Home) -> None:
     up.wait()
 
     until(lambda: not any(process.find() for process in (*children, *grandchildren) if process))
+    asked = home.ragspec("status")
+    assert asked.returncode == 69
+    assert f"PostgreSQL is gone: the `ragspec up` of {home.path} is not running any more." in asked.stderr
     home.start()
+    assert home.ragspec("status").returncode == 0
 
 
 def test_leftovers_are_ended_and_strangers_are_not(light_home: Home) -> None:

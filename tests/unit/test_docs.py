@@ -175,7 +175,7 @@ def test_the_example_prompt_template_renders(tmp_path: Path) -> None:
 
     prompt = builder.build("Who signs?", [Passage("p1", "Bob signs.", 0.9, "rules.md")], max_tokens=32)
 
-    # The tiny tokenizer knows no line breaks.
     assert tiny.tokenizer().decode(prompt.token_ids) == (
-        "Answer in one sentence, in the words of the passages.[1] rules.mdBob signs.Question: Who signs?Answer:"
+        "Answer in one sentence, in the words of the passages.\n\n"
+        "[1] rules.md\nBob signs.\n\nQuestion: Who signs?\nAnswer:"
     )

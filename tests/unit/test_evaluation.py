@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ragspec.evaluation import Gold, Scores, exact_match, f1, found, normalize, score
+from ragspec.evaluation import Gold, Scores, contains, exact_match, f1, found, normalize, score
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,22 @@ def test_an_exact_match_needs_any_one_answer() -> None:
     assert exact_match("the Broncos.", ["Panthers", "Broncos"])
     assert not exact_match("the Denver Broncos", ["Broncos"])
     assert not exact_match("Broncos", [])
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answers", "expected"),
+    [
+        ("It is the Denver Broncos.", ["Panthers", "Denver Broncos"], True),
+        ("Broncos", ["the Broncos!"], True),
+        ("Denver and its Broncos", ["Denver Broncos"], False),
+        ("thistles", ["this"], False),
+        ("In 1995", ["199"], False),
+        ("Broncos", [], False),
+        ("anything", ["the"], False),
+    ],
+)
+def test_containing_takes_whole_words_in_a_row(prediction: str, answers: list[str], expected: bool) -> None:
+    assert contains(prediction, answers) is expected
 
 
 @pytest.mark.parametrize(
@@ -56,6 +72,7 @@ def test_scores_are_means_in_which_a_failed_answer_is_wrong() -> None:
     scores = score(
         [
             (Gold(("Paris",), "p"), "paris", passages),
+            (Gold(("Lyon",)), "in Lyon", passages),
             (Gold(("red flag",), "q"), "red", passages),
             (Gold(("Rome",)), None, []),
             (Gold(passage_id="r"), None, []),
@@ -63,11 +80,12 @@ def test_scores_are_means_in_which_a_failed_answer_is_wrong() -> None:
     )
 
     assert scores == Scores(
-        scored=3,
-        exact_match=pytest.approx(1 / 3),
-        f1=pytest.approx((1 + 2 / 3) / 3),
+        scored=4,
+        exact_match=pytest.approx(1 / 4),
+        contains=pytest.approx(2 / 4),
+        f1=pytest.approx((1 + 2 / 3 + 2 / 3) / 4),
         ranked=3,
         recall=pytest.approx(1 / 3),
         k=2,
     )
-    assert score([]) == Scores(0, 0.0, 0.0, 0, 0.0, 0)
+    assert score([]) == Scores(0, 0.0, 0.0, 0.0, 0, 0.0, 0)

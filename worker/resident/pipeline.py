@@ -156,10 +156,7 @@ class Pipeline:
         with self._changed:
             self._moved_at = time.monotonic()
             if prepared.ticket.id in self._open:
-                if prepared.ticket.interactive:
-                    self._prepared.appendleft(prepared)
-                else:
-                    self._prepared.append(prepared)
+                self._prepared.append(prepared)  # in order of arrival; the engine lets interactive ones ahead
                 self._changed.notify_all()
 
     def _pause(self, seconds: float) -> bool:

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from ragspec.corpus.passage import Passage, Retriever
 from ragspec.errors import RagspecError, ServiceUnavailableError
@@ -55,10 +54,15 @@ class Preparation:
     def prepare(self, tickets: Sequence[Ticket]) -> Iterator[tuple[Ticket, Prepared | Answer]]:
         """Retrieve for the tickets, together where collection and `top_k` agree, and build their prompts.
 
+        The searches are made in the order of their first tickets, so that who came first waits for no other search.
+
         Yields each ticket once, with its prompt or with the answer that it ended in.
         """
-        for (collection, top_k), group in groupby(sorted(tickets, key=_search), key=_search):
-            yield from self._group(list(group), collection, top_k)
+        searches: dict[tuple[str, int], list[Ticket]] = {}
+        for ticket in tickets:
+            searches.setdefault((ticket.options.collection, ticket.options.top_k), []).append(ticket)
+        for (collection, top_k), group in searches.items():
+            yield from self._group(group, collection, top_k)
 
     def _group(self, tickets: list[Ticket], collection: str, top_k: int) -> Iterator[tuple[Ticket, Prepared | Answer]]:
         started = time.monotonic()
@@ -110,7 +114,3 @@ class Preparation:
             log.exception("no prompt for question %s", ticket.question.custom_id)
             return failed(ticket, error, self.identity)
         return Prepared(ticket, prompt, retrieval_s)
-
-
-def _search(ticket: Ticket) -> tuple[str, int]:
-    return ticket.options.collection, ticket.options.top_k

@@ -18,7 +18,7 @@ from ragspec.cli import cli, progress
 from ragspec.errors import ConflictError, InputError, NotFoundError
 from ragspec.jobs.answers import record_answers
 from ragspec.jobs.claims import finish_shard
-from ragspec.jobs.status import JobStatus, find_job
+from ragspec.jobs.status import JobStatus, find_job, job_status
 from tests.integration.jobs.worlds import claim, completed, failed, make_job
 
 pytestmark = pytest.mark.services
@@ -60,7 +60,21 @@ def test_submit_prints_the_job_and_with_json_its_status(run: Run, engine: Engine
     assert UUID(plain.stdout.strip()) == find_job(engine, "last")
     status = json.loads(again.stdout)
     assert (status["job_id"], status["created"], status["questions"]) == (plain.stdout.strip(), False, 2)
-    assert "resumed 2 questions, enqueued 1 shards" in again.stderr
+    assert "recorded 2 questions, enqueued 1 shard\n" in plain.stderr
+
+
+def test_resuming_says_which_job_and_how_to_answer_again(run: Run, engine: Engine) -> None:
+    run("submit", "q.jsonl", "--collection", "handbook")
+    job_id = find_job(engine, "last")
+    record_answers(engine, claim(engine, job_id), [completed(0)])
+
+    (line,) = run("submit", "q.jsonl", "--collection", "handbook").stderr.splitlines()
+
+    created = job_status(engine, job_id).created_at.isoformat(sep=" ", timespec="minutes")
+    assert line == (
+        f"resumed job {job_id}, submitted {created}; 1 of 2 already answered, enqueued 0 shards. "
+        "Answer again (after changing model or template, say) with --new."
+    )
 
 
 @pytest.mark.parametrize(("second", "code"), [(completed(1), 0), (failed(1), 3)])
@@ -149,12 +163,19 @@ def test_status_and_jobs_list_what_there_is(run: Run, engine: Engine) -> None:
     assert run("status", str(done), "--watch").exit_code == 0
 
 
+def test_status_without_unfinished_jobs_says_where_the_finished_ones_are(run: Run, engine: Engine) -> None:
+    finish(engine, make_job(engine, questions=2), completed(0), completed(1))
+
+    assert run("status").stderr == "no unfinished jobs; `ragspec jobs` lists all\n"
+    assert run("jobs").stdout.count("completed: 2/2 answered") == 1
+
+
 def test_cancel_and_retry(run: Run, engine: Engine) -> None:
     job_id = make_job(engine, questions=2)
     finish(engine, job_id, completed(0), failed(1))
 
     assert isinstance(run("cancel", "last").exception, ConflictError)
-    assert "1 rows will run again" in run("retry", "last").stdout
+    assert "1 row will run again" in run("retry", "last").stdout
     assert run("cancel", "last").stdout.endswith(" cancelled\n")
     assert isinstance(run("retry", "last").exception, ConflictError)
 
@@ -200,12 +221,18 @@ def test_show_names_every_tokens_source_where_there_are_no_colours(run: Run, eng
 
 def test_evaluate_scores_against_the_submitted_file(run: Run, engine: Engine) -> None:
     run("submit", "q.jsonl", "--collection", "handbook")
-    finish(engine, find_job(engine, "last"), completed(0, "the Paris."), completed(1, "Naples"))
+    finish(engine, find_job(engine, "last"), completed(0, "the Paris."), completed(1, "It is Rome."))
 
     scores = json.loads(run("evaluate", "last", "--json").stdout)
 
-    assert (scores["exact_match"], scores["f1"], scores["recall"], scores["k"]) == (0.5, 0.5, 0.5, 1)
-    assert "exact match  50.0%  of 2" in run("evaluate", "last").stdout
+    assert (scores["exact_match"], scores["contains"], scores["f1"]) == (0.5, 1.0, 0.75)
+    assert (scores["recall"], scores["k"]) == (0.5, 1)
+    assert run("evaluate", "last").stdout.splitlines() == [
+        "exact match  50.0%  of 2",
+        "contains     100.0%  of 2",
+        "F1           75.0%  of 2",
+        "recall@1     50.0%  of 2",
+    ]
 
 
 def test_evaluate_without_gold_says_what_is_missing(run: Run, engine: Engine, tmp_path: Path) -> None:

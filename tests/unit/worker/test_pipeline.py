@@ -126,6 +126,23 @@ def test_an_interactive_question_overtakes_the_bulk_that_waits() -> None:
     assert entered.index("now!") <= 8
 
 
+def test_interactive_questions_enter_the_engine_in_the_order_they_came_in() -> None:
+    opened, hold = gate()
+    engine = StandInEngine(on_step=hold)
+    with desk(engine) as made:
+        made.ask(0, "first")
+        wait_until(lambda: made.pipeline.progress().running == 1)
+        for idx in range(1, 6):  # while the engine is at its step, so that all of them enter it together
+            made.ask(idx, f"question {idx}", queue="interactive")
+        wait_until(lambda: len(made.pipeline._prepared) == 5)
+        opened.set()
+        wait_until(lambda: len(made.answers) == 6)
+
+    assert [bytes(request.prompt).decode() for request in engine.added[1:]] == [
+        f"question {idx}" for idx in range(1, 6)
+    ]
+
+
 def test_what_a_gone_connection_asked_is_dropped_everywhere() -> None:
     opened, hold = gate()
     engine = StandInEngine(on_step=hold)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -19,7 +20,8 @@ IDENTITY = Identity("model@1", None, "feedfacecafebeef")
 
 
 def ticket(text: str, idx: int = 0, **options: object) -> Ticket:
-    return issue(idx, 1, Question(idx, f"q{idx}", text), AnswerOptions(collection="docs", **options), 0.0)
+    job = AnswerOptions(**{"collection": "docs", **options})
+    return issue(idx, 1, Question(idx, f"q{idx}", text), job, 0.0)
 
 
 def prepare(
@@ -48,11 +50,31 @@ class Failing:
         return [[PASSAGE] for _ in questions]
 
 
+class Naming:
+    """Finds passages whose ids tell what was asked for."""
+
+    def retrieve(self, questions: Sequence[str], collection: str, top_k: int) -> list[list[Passage]]:
+        return [
+            [replace(PASSAGE, id=f"{collection} {rank} for {question}") for rank in range(top_k)]
+            for question in questions
+        ]
+
+
 def test_questions_of_one_collection_and_top_k_are_retrieved_together() -> None:
     retriever = StandInRetriever()
     prepare([ticket("a", 0), ticket("b", 1, top_k=1), ticket("c", 2)], retriever)
 
-    assert sorted(retriever.batches, key=len, reverse=True) == [["a", "c"], ["b"]]
+    assert retriever.batches == [["a", "c"], ["b"]]
+
+
+def test_rows_of_one_batch_get_passages_of_their_own_collection_and_number() -> None:
+    wanted = [("docs", 2), ("docs", 1), ("laws", 2), ("docs", 2), ("docs", 0)]
+    tickets = [ticket(f"{idx}", idx, collection=name, top_k=top_k) for idx, (name, top_k) in enumerate(wanted)]
+
+    outcomes = prepare(tickets, Naming())
+
+    used = [[passage.id for passage in outcomes[f"{idx}"].prompt.used] for idx in range(len(wanted))]
+    assert used == [[f"{name} {rank} for {idx}" for rank in range(k)] for idx, (name, k) in enumerate(wanted)]
 
 
 def test_no_passages_are_asked_for_where_top_k_is_0() -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from ragspec.services.beat import beat_part
+from ragspec.services.worker import worker_part
+from ragspec.settings import Settings
 from worker.child import Child
 from worker.report import Report, remove, report_path, write
+from worker.supervisor import NODE, RESIDENT
 
 SUPERVISE = """
 import sys
@@ -24,6 +30,28 @@ def test_an_engine_that_gives_up_at_once_ends_the_worker_with_its_status(tmp_pat
 
     assert done.returncode == 69, done.stderr
     assert list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        worker_part(Settings(), Path("log"), {}).command,
+        beat_part(Path("log"), {}).command,
+        (*NODE, "--queue=bulk", "--concurrency=1", "--name=n", f"--parent={os.getpid()}"),
+        (*RESIDENT, "--socket=engine.sock", f"--parent={os.getpid()}"),
+    ],
+    ids=["worker", "beat", "node", "resident"],
+)
+def test_folders_in_the_working_directory_are_not_taken_for_ours(command: Sequence[str], tmp_path: Path) -> None:
+    """Each ends at a wrong setting, which only our own code names."""
+    for package in ("worker", "producer", "ragspec", "migrations"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("raise SystemExit('not ours')")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RAGSPEC_DEVICE": "abacus"}
+
+    done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
+
+    assert "RAGSPEC_DEVICE='abacus'" in done.stderr
 
 
 def test_a_child_that_ends_is_started_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,57 @@
+"""What the verbs print, without any service."""
+
+from __future__ import annotations
+
+import pytest
+
+from ragspec.cli.answer import print_answer
+from ragspec.cli.corpus import _print_report
+from ragspec.corpus.ingest import IngestReport
+from ragspec.decoding.acceptance import Source
+from ragspec.jobs.answer import Answer
+
+
+@pytest.mark.parametrize(
+    ("report", "first", "second"),
+    [
+        (
+            IngestReport(added=1, written=1, failed=1, unknown=1),
+            "docs: 1 document added, 0 replaced, 0 unchanged, 0 removed; 1 passage written; 1 failure.",
+            "1 file of another format was passed over.",
+        ),
+        (
+            IngestReport(added=2, written=3, unknown=2),
+            "docs: 2 documents added, 0 replaced, 0 unchanged, 0 removed; 3 passages written; 0 failures.",
+            "2 files of other formats were passed over.",
+        ),
+    ],
+)
+def test_a_report_counts_in_english(
+    report: IngestReport, first: str, second: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _print_report(report, "docs", as_json=False)
+
+    assert capsys.readouterr().out.splitlines() == [first, second]
+
+
+def test_an_answer_in_a_pipe_has_a_step_a_line_however_long(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [f"word{number}" for number in range(50)]
+    answer = Answer(
+        idx=0,
+        status="completed",
+        text=" ".join(words),
+        token_ids=list(range(50)),
+        token_sources=[int(Source.TARGET), *[int(Source.PASSAGE)] * 48, int(Source.TARGET)],
+        per_step_drafted=[48],
+        per_step_accepted=[48],
+    )
+
+    print_answer("q0", "Which words?", answer, words)
+
+    lines = capsys.readouterr().out.splitlines()
+    drafted = " ".join(f"'{word}':passage" for word in words[1:49])
+    assert lines[-3:] == [
+        "step  drafted  accepted  tokens",
+        "0                        'word0':target",
+        f"1     48       48        {drafted} 'word49':target",
+    ]

@@ -1,0 +1,71 @@
+"""Settings: what is allowed, and what is said of the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ragspec.errors import ServiceUnavailableError, SettingsError
+from ragspec.services.record import hold_home
+from ragspec.settings import SERVICES_FILE, load_settings
+
+
+@pytest.fixture(autouse=True)
+def _nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No settings but the test's own: an empty working directory and home."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAGSPEC_HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:1"])
+def test_a_device_that_the_engine_knows_is_taken(device: str) -> None:
+    assert load_settings(device=device).device == device
+
+
+@pytest.mark.parametrize("device", ["mps", "xpu", "cuda:", "cuda:x", "cpu:1", "gpu"])
+def test_a_device_that_the_engine_does_not_know_is_refused(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    monkeypatch.setenv("RAGSPEC_DEVICE", device)
+
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+
+    assert caught.value.message == f"RAGSPEC_DEVICE={device!r}: must be auto, cpu, cuda or cuda:N."
+
+
+@pytest.mark.parametrize(
+    ("below", "above"),
+    [
+        ("RAGSPEC_HEARTBEAT_INTERVAL=20", "RAGSPEC_STALE_AFTER=20"),
+        ("RAGSPEC_CHUNK_OVERLAP=32", "RAGSPEC_CHUNK_TOKENS=16"),
+    ],
+)
+def test_two_settings_that_do_not_fit_are_both_named_and_no_secret_is(
+    monkeypatch: pytest.MonkeyPatch, below: str, above: str
+) -> None:
+    monkeypatch.setenv("RAGSPEC_REDIS_URL", "redis://:hunter2@host/0")
+    for assignment in (below, above):
+        name, _, value = assignment.partition("=")
+        monkeypatch.setenv(name, value)
+
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+
+    assert caught.value.message == f"{below} must be below {above}."
+
+
+def test_addresses_of_ragspec_up_count_while_it_runs(tmp_path: Path) -> None:
+    (tmp_path / SERVICES_FILE).parent.mkdir()
+    (tmp_path / SERVICES_FILE).write_text('{"redis_url": "redis://127.0.0.1:1/0"}')
+
+    with hold_home(tmp_path):
+        running = load_settings().require_redis()
+    with pytest.raises(ServiceUnavailableError) as killed:
+        load_settings().require_redis()
+    (tmp_path / SERVICES_FILE).unlink()
+    with pytest.raises(ServiceUnavailableError) as stopped:
+        load_settings().require_redis()
+
+    assert running == "redis://127.0.0.1:1/0"
+    assert f"the `ragspec up` of {tmp_path} is not running any more. Start it again" in str(killed.value)
+    assert "neither running here nor configured" in str(stopped.value)
