@@ -21,6 +21,8 @@ from ragspec.errors import InputError, NotFoundError
 MAX_LINE_BYTES = 2 * 2**20
 _GZIP_MAGIC = b"\x1f\x8b"
 _UTF8_BOM = b"\xef\xbb\xbf"
+#: No UTF-8 file begins so.
+_UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 _CHUNK = 2**16
 
 
@@ -43,8 +45,8 @@ def open_source(path: str) -> Iterator[Source]:
 
     Raises:
         NotFoundError: there is no such file (`unknown_file`).
-        InputError: it is a folder or may not be read (`unreadable_file`), or the gzip stream breaks off or is
-            damaged (`corrupt_gzip`), also while the caller reads.
+        InputError: it is a folder or may not be read (`unreadable_file`), it is UTF-16 (`not_utf8`), or the gzip
+            stream breaks off or is damaged (`corrupt_gzip`), also while the caller reads.
     """
     with ExitStack() as stack:
         raw = sys.stdin.buffer if path == "-" else stack.enter_context(_open(path))
@@ -55,6 +57,9 @@ def open_source(path: str) -> Iterator[Source]:
             unzipped = stack.enter_context(gzip.GzipFile(fileobj=stream))
             stream = stack.enter_context(BufferedReader(unzipped))
         try:
+            # Read as UTF-8 its lines would have a fault each, and not the one that helps.
+            if stream.peek(2)[:2] in _UTF16_BOMS:
+                raise InputError(f"{path} is UTF-16.", "Save the file as UTF-8.", code="not_utf8")
             yield Source(path.removesuffix(".gz") if zipped else path, stream)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise InputError(

@@ -50,6 +50,23 @@ def test_a_node_killed_in_mid_shard_costs_no_answer(yard: Yard) -> None:
     assert max(shard.attempt for shard in yard.shards(job_id)) > 1
 
 
+def test_a_node_told_to_stop_in_mid_shard_hands_back_the_rest_to_the_next(yard: Yard) -> None:
+    worker = yard.start_worker()
+    job_id = begun(yard)
+    node = worker.node()
+    node.terminate()
+
+    yard.until(lambda: not node.is_running())
+    kept = yard.answered_at(job_id)
+    assert 0 < len(kept) < QUESTIONS
+    assert completed(yard, job_id)  # without a sweep: the messages were handed back
+    assert kept.items() <= yard.answered_at(job_id).items()
+    shards = yard.shards(job_id)
+    assert max(shard.attempt for shard in shards) > 1
+    assert {shard.tries for shard in shards} == {1}  # being handed back cost none
+    assert worker.node().pid != node.pid
+
+
 def test_a_resident_killed_in_mid_shard_costs_no_answer(yard: Yard) -> None:
     worker = yard.start_worker()
     job_id = begun(yard)

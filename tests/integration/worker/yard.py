@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -84,6 +85,12 @@ class Yard:
             rows = connection.execute(select(AnswerRow.idx, AnswerRow.text).where(AnswerRow.job_id == job_id)).all()
         assert max(Counter(idx for idx, _ in rows).values()) == 1
         return {idx: text for idx, text in rows}  # noqa: C416 - a Row is no pair
+
+    def answered_at(self, job_id: UUID) -> dict[int, datetime]:
+        """When each answer was written."""
+        with self.database.connect() as connection:
+            query = select(AnswerRow.idx, AnswerRow.created_at).where(AnswerRow.job_id == job_id)
+            return {idx: written for idx, written in connection.execute(query)}  # noqa: C416 - a Row is no pair
 
     def waiting(self) -> int:
         """Bulk messages that wait in Redis."""

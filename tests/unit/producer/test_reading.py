@@ -191,6 +191,8 @@ def test_a_quote_that_is_never_closed_ends_at_the_longest_field(tmp_path: Path) 
         ("q.jsonl", b"", "empty_file"),
         ("q.csv", b"a,b\n1,2\n", "missing_question"),
         ("q", b"Who?\n", "unknown_format"),
+        ("q.txt", "Who?\n".encode("utf-16"), "not_utf8"),
+        ("q.csv.gz", gzip.compress("question\nWho?\n".encode("utf-16")), "not_utf8"),
         ("q.jsonl.gz", gzip.compress(JSONL.encode() * 99)[:-12], "corrupt_gzip"),
         ("q.jsonl.gz", gzip.compress(JSONL.encode() * 99)[:60] + bytes(60), "corrupt_gzip"),
         ("q.parquet", b"PAR1 and nothing else", "corrupt_parquet"),
