@@ -73,7 +73,7 @@ def through_the_queue(settings: Settings, path: Path, options: AnswerOptions) ->
     """Seconds from `submit` to the job's end, and the tokens written."""
     engine = connect(settings.require_database())
     started = time.perf_counter()
-    job_id: UUID = submit(settings, str(path), options, new=True).job_id
+    job_id: UUID = submit(settings, str(path), options, new=True).recorded.job_id
     while True:
         with engine.connect() as connection:
             state = connection.execute(text("SELECT state FROM jobs WHERE id = :id"), {"id": job_id}).scalar_one()
