@@ -64,6 +64,15 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @lru_cache
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte, spelt `<0x41>`, as SentencePiece models fall back to."""
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"<unk>": 256}
+    raw = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
+    raw.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>")
+
+
+@lru_cache
 def target(family: str = "llama") -> Target:
     """A seeded model of a family in float32."""
     torch.manual_seed(7)

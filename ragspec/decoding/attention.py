@@ -45,9 +45,9 @@ class Segment:
         return self.start + self.length
 
 
-#: Segments up to this length are padded into one batched product; longer ones (prompt chunks) run alone. A verify step is
-#: at most 1 + max_draft long, so this only decides for the tails of prompts.
-BATCHED_LENGTH = 32
+#: Segments up to this length are padded into one batched product, as wide as the longest; longer ones run alone. A verify step
+#: is 1 + max_draft long at most, 11 at the default, and a prompt's tail beyond that should not widen the whole batch.
+BATCHED_LENGTH = 12
 
 
 class StepPlan:
@@ -93,35 +93,27 @@ class _Batch:
         rows = self.last_slot - self.first_slot
         # Padding and idle slots read the packed row's token 0 and look at position 0: finite, and thrown away.
         gather = torch.zeros((rows, self.width), dtype=torch.long)
-        self._ends = torch.zeros((rows, self.width), dtype=torch.long)
+        ends = torch.zeros((rows, self.width), dtype=torch.long)
         scatter = []
         for i, segment in zip(members, segments, strict=True):
             row = segment.slot - self.first_slot
             offset = plan.offsets[i]
             gather[row, : segment.length] = torch.arange(offset, offset + segment.length)
-            self._ends[row, : segment.length] = torch.arange(segment.start, segment.end)
+            ends[row, : segment.length] = torch.arange(segment.start, segment.end)
             scatter.append(row * self.width + torch.arange(segment.length))
         self.gather = gather.flatten().to(plan.device)
         self.packed = torch.cat([torch.arange(plan.offsets[i], plan.offsets[i + 1]) for i in members]).to(plan.device)
         self.scatter = torch.cat(scatter).to(plan.device)
         self.rows = rows
-        self._plan = plan
-        self._bias: dict[tuple[int | None, int], Tensor] = {}
+        self._ends = ends.to(plan.device)[:, :, None]
+        self._dtype = plan.dtype
+        self._bias: dict[int | None, Tensor] = {}
 
-    def bias(self, window: int | None, heads: int, group: int) -> Tensor:
-        """0 where a query may look and -inf elsewhere, `[rows * kv_heads, group * width, context]`."""
-        key = (window, heads)
-        if key not in self._bias:
-            ends = self._ends[:, :, None]
-            places = torch.arange(self.context)
-            visible = places <= ends
-            if window is not None:
-                visible &= places > ends - window
-            bias = torch.zeros(visible.shape, dtype=self._plan.dtype).masked_fill_(~visible, float("-inf"))
-            shape = (self.rows, heads, group, self.width, self.context)
-            full = bias[:, None, None].expand(shape).reshape(self.rows * heads, group * self.width, self.context)
-            self._bias[key] = full.to(self._plan.device)
-        return self._bias[key]
+    def bias(self, window: int | None) -> Tensor:
+        """0 where a query may look and -inf elsewhere, `[rows, 1, 1, width, context]`; the same for every head."""
+        if window not in self._bias:
+            self._bias[window] = _bias(self._ends, self.context, window, self._dtype)[:, None, None]
+        return self._bias[window]
 
 
 _PLAN: ContextVar[StepPlan] = ContextVar("ragspec_step_plan")
@@ -198,7 +190,7 @@ def _attend_batch(plan: StepPlan, batch: _Batch, layer: int, queries: Tensor, ru
     group = queries.shape[0] // kv_heads
     folded = queries[:, batch.gather].view(kv_heads, group, batch.rows, batch.width, dim)
     folded = folded.permute(2, 0, 1, 3, 4).reshape(batch.rows * kv_heads, group * batch.width, dim)
-    mixed = _mix(folded, keys, values, batch.bias(rule.window, kv_heads, group), rule, batch.rows)
+    mixed = _mix(folded, keys, values, batch.bias(rule.window), rule)
     mixed = mixed.view(batch.rows, kv_heads, group, batch.width, -1).permute(0, 3, 1, 2, 4)
     return mixed.reshape(batch.rows * batch.width, kv_heads * group, -1)
 
@@ -211,15 +203,10 @@ def _attend_chunk(plan: StepPlan, segment: Segment, layer: int, queries: Tensor,
     windowed = rule.window is not None and segment.end > rule.window
     if not windowed and rule.softcap is None and rule.sinks is None:
         return _chunk_by_sdpa(segment, queries, keys, values, rule.scaling)
-    ends = torch.arange(segment.start, segment.end, device=plan.device)[:, None]
-    places = torch.arange(segment.end, device=plan.device)
-    visible = places <= ends
-    if rule.window is not None:
-        visible &= places > ends - rule.window
-    bias = torch.zeros(visible.shape, dtype=plan.dtype, device=plan.device).masked_fill_(~visible, float("-inf"))
+    ends = torch.arange(segment.start, segment.end, device=plan.device)[None, :, None]
+    bias = _bias(ends, segment.end, rule.window, plan.dtype)[:, None, None]
     folded = queries.reshape(kv_heads, group * segment.length, dim)
-    bias = bias.repeat(group, 1).expand(kv_heads, -1, -1)
-    mixed = _mix(folded, keys, values, bias, rule, 1)
+    mixed = _mix(folded, keys, values, bias, rule)
     return mixed.view(kv_heads * group, segment.length, -1).transpose(0, 1)
 
 
@@ -235,22 +222,41 @@ def _chunk_by_sdpa(segment: Segment, queries: Tensor, keys: Tensor, values: Tens
     return mixed[0].transpose(0, 1)
 
 
-def _mix(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, rule: _Rule, rows: int) -> Tensor:
-    """Softmax of the biased scores over the values: [g, m, d], [g, T, d], [g, T, v], [g, m, T] -> [g, m, v]."""
-    if rule.softcap is None:
-        scores = torch.baddbmm(bias, queries, keys.transpose(1, 2), alpha=rule.scaling)
-    else:
-        scores = torch.bmm(queries, keys.transpose(1, 2)) * rule.scaling
-        scores = torch.tanh(scores / rule.softcap) * rule.softcap + bias
+def _bias(ends: Tensor, context: int, window: int | None, dtype: torch.dtype) -> Tensor:
+    """0 where the query at `ends` [rows, width, 1] may look and -inf elsewhere, [rows, width, context]."""
+    places = torch.arange(context, device=ends.device)
+    visible = places <= ends
+    if window is not None:
+        visible &= places > ends - window
+    return torch.zeros(visible.shape, dtype=dtype, device=ends.device).masked_fill_(~visible, float("-inf"))
+
+
+def _mix(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, rule: _Rule) -> Tensor:
+    """Softmax of the biased scores over the values.
+
+    Args:
+        queries: [rows * kv_heads, group * width, d].
+        keys: [rows * kv_heads, context, d].
+        values: [rows * kv_heads, context, v].
+        bias: [rows, 1, 1, width, context].
+        rule: what the layer asks for.
+
+    Returns:
+        [rows * kv_heads, group * width, v].
+    """
+    rows, _, _, width, context = bias.shape
+    nothing = queries.new_zeros((1, 1, 1))
+    scores = torch.baddbmm(nothing, queries, keys.transpose(1, 2), beta=0, alpha=rule.scaling)
+    if rule.softcap is not None:
+        scores = torch.tanh(scores / rule.softcap) * rule.softcap
+    by_head = scores.view(rows, keys.shape[0] // rows, -1, width, context).add_(bias)
     if rule.sinks is not None:
-        kv_heads = keys.shape[0] // rows
-        width = queries.shape[1] * kv_heads // rule.sinks.shape[0]
-        sinks = rule.sinks.view(kv_heads, -1, 1).expand(-1, -1, width).reshape(1, kv_heads, -1)
-        sinks = sinks.expand(rows, -1, -1).reshape(keys.shape[0], -1, 1).to(scores.dtype)
-        weights = torch.softmax(torch.cat((scores, sinks), dim=-1), dim=-1, dtype=torch.float32)[..., :-1]
+        sinks = rule.sinks.to(scores.dtype).view(1, by_head.shape[1], by_head.shape[2], 1, 1)
+        with_sink = torch.cat((by_head, sinks.expand(rows, -1, -1, width, 1)), dim=-1)
+        weights = torch.softmax(with_sink, dim=-1, dtype=torch.float32)[..., :-1]
     else:
-        weights = torch.softmax(scores, dim=-1, dtype=torch.float32)
-    return torch.bmm(weights.to(values.dtype), values)
+        weights = torch.softmax(by_head, dim=-1, dtype=torch.float32)
+    return torch.bmm(weights.to(values.dtype).reshape(scores.shape), values)
 
 
 def _no_mask(*_: Any, **__: Any) -> None:

@@ -6,15 +6,29 @@ the owner counting fewer of them (they are overwritten by the next step). Nothin
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 
-class SlotCache:
-    """Keys and values of every layer, `[slots, kv_heads, capacity, dim]` each, made at a layer's first write.
+@dataclass(frozen=True, slots=True)
+class LayerLayout:
+    """What a layer's keys and values look like."""
 
-    The first write tells heads and dimensions, so that models whose layers differ need no special case. On CPU the memory is
-    reserved then but touched only as slots fill.
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class SlotCache:
+    """Keys and values of every layer, `[slots, kv_heads, capacity, dim]` each.
+
+    A layer's tensors are made by `reserve`, or else at its first write, which tells heads and dimensions: models whose layers
+    differ need no special case. On CPU the memory is reserved then but touched only as slots fill.
 
     Args:
         slots: sequences held at once.
@@ -28,9 +42,27 @@ class SlotCache:
         self._values: dict[int, Tensor] = {}
 
     @property
-    def layers(self) -> int:
-        """Layers that have written."""
-        return len(self._keys)
+    def layout(self) -> dict[int, LayerLayout]:
+        """The layers that have written."""
+        return {
+            layer: LayerLayout(keys.shape[1], keys.shape[3], self._values[layer].shape[3], keys.dtype, keys.device)
+            for layer, keys in self._keys.items()
+        }
+
+    def reserve(self, layout: Mapping[int, LayerLayout]) -> None:
+        """Make every layer's tensors now, so that memory that does not suffice shows before the first request.
+
+        Raises:
+            torch.OutOfMemoryError, RuntimeError: as the device's allocator says it.
+        """
+        for layer, of in layout.items():
+            self._keys[layer] = self._zeros(of.kv_heads, of.key_dim, of.dtype, of.device)
+            self._values[layer] = self._zeros(of.kv_heads, of.value_dim, of.dtype, of.device)
+
+    def clear(self, slot: int) -> None:
+        """Wipe a slot whose sequence went wrong: values that are not finite would spoil the next one (0 times NaN)."""
+        for tensor in (*self._keys.values(), *self._values.values()):
+            tensor[slot] = 0
 
     def write(self, layer: int, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store a step's keys and values.
@@ -43,8 +75,8 @@ class SlotCache:
             values: [1, kv_heads, n, value_dim].
         """
         if layer not in self._keys:
-            self._keys[layer] = self._reserve(keys)
-            self._values[layer] = self._reserve(values)
+            self._keys[layer] = self._zeros(keys.shape[1], keys.shape[3], keys.dtype, keys.device)
+            self._values[layer] = self._zeros(values.shape[1], values.shape[3], values.dtype, values.device)
         self._keys[layer][slots, :, positions] = keys[0].transpose(0, 1)
         self._values[layer][slots, :, positions] = values[0].transpose(0, 1)
 
@@ -54,7 +86,6 @@ class SlotCache:
         span = slice(first_slot * keys.shape[1], last_slot * keys.shape[1])
         return keys.flatten(0, 1)[span, :length], values.flatten(0, 1)[span, :length]
 
-    def _reserve(self, like: Tensor) -> Tensor:
+    def _zeros(self, heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         # Zeros, not garbage: what lies behind a sequence's end is masked by a weight of 0, and 0 times NaN is NaN.
-        shape = (self.slots, like.shape[1], self.capacity, like.shape[3])
-        return torch.zeros(shape, dtype=like.dtype, device=like.device)
+        return torch.zeros((self.slots, heads, self.capacity, dim), dtype=dtype, device=device)

@@ -6,12 +6,18 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ragspec.decoding.acceptance import Source
 from ragspec.decoding.draft import Draft, Drafter
 from ragspec.decoding.request import Request
 
 log = logging.getLogger(__name__)
+
+
+#: Sources that a draft token may name; the target's own tokens are never drafted.
+_PROPOSERS = frozenset(Source) - {Source.TARGET}
 
 
 class DraftingPanel:
@@ -60,33 +66,31 @@ class DraftingPanel:
             if not asked:
                 continue
             try:
-                answered = dict(drafter.propose(asked))
+                answered = [(i, d) for i, d in drafter.propose(asked).items() if i in asked]
             except Exception as error:  # noqa: BLE001 - a drafter can only cost time
                 for request_id in asked:
                     self._distrust(drafter, request_id, "propose", error)
                 continue
-            for request_id, draft in answered.items():
-                if request_id not in asked or not draft.tokens:
-                    continue
+            for request_id, draft in answered:
                 try:
-                    drafts[request_id] = self._checked(draft, asked[request_id])
+                    checked = self._checked(draft, asked[request_id])
+                    if checked.tokens:
+                        drafts[request_id] = checked
                 except Exception as error:  # noqa: BLE001 - a drafter can only cost time
                     self._distrust(drafter, request_id, "propose", error)
         return drafts
 
     def _checked(self, draft: Draft, limit: int) -> Draft:
         draft = draft.cut(limit)
-        if len(draft.tokens) != len(draft.sources):
-            msg = f"{len(draft.tokens)} draft tokens with {len(draft.sources)} sources"
+        if len(draft.tokens) != len(draft.sources) or not all(source in _PROPOSERS for source in draft.sources):
+            msg = f"{len(draft.tokens)} draft tokens with sources {draft.sources!r}"
             raise ValueError(msg)
         for token in draft.tokens:
             if not isinstance(token, int) or not 0 <= token < self._vocabulary:
                 msg = f"draft token {token!r} is not in the vocabulary of {self._vocabulary}"
                 raise ValueError(msg)
-        shape = None if draft.probabilities is None else tuple(draft.probabilities.shape)
-        if shape is not None and shape != (len(draft.tokens), self._vocabulary):
-            msg = f"draft probabilities have shape {shape}"
-            raise ValueError(msg)
+        if draft.tokens and draft.probabilities is not None:
+            _check_probabilities(draft.tokens, draft.probabilities, self._vocabulary)
         return draft
 
     def _tell(self, request_id: str, verb: str, call: Callable[[Drafter], Any]) -> None:
@@ -110,3 +114,16 @@ class DraftingPanel:
             error,
             extra={"action": "drafter_failed", "drafter": drafter.name},
         )
+
+
+def _check_probabilities(tokens: Sequence[int], probabilities: Tensor, vocabulary: int) -> None:
+    """Rejection sampling keeps the target's distribution only if q is a distribution and the tokens came from it."""
+    if tuple(probabilities.shape) != (len(tokens), vocabulary):
+        msg = f"draft probabilities have shape {tuple(probabilities.shape)}"
+        raise ValueError(msg)
+    drawn = probabilities[range(len(tokens)), list(tokens)]
+    sums = probabilities.sum(-1, dtype=torch.float32)
+    # A comparison with NaN is false, so this refuses it too. The margin is that of sums in half precision.
+    if not bool((probabilities >= 0).all() & (drawn > 0).all() & ((sums - 1).abs() < 0.01).all()):
+        msg = "draft probabilities are no distribution that could have given the draft tokens"
+        raise ValueError(msg)

@@ -7,6 +7,7 @@ serves them all. Not thread-safe: one thread calls `add`, `cancel` and `step`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
 
@@ -25,11 +26,14 @@ from ragspec.decoding.sequence import Sequence
 from ragspec.decoding.stopping import cut_at_stop, decode, holds_stop
 from ragspec.decoding.target import StepOutput, Target
 from ragspec.decoding.verification import Verdict, target_probabilities, verify_greedy, verify_sampled
-from ragspec.errors import ConflictError, InputError
+from ragspec.errors import ConflictError, InputError, SettingsError
 
 #: Draft tokens of a whole step, shared by the sequences that decode. Verifying is nearly free while a step's rows are few
-#: and the step waits for weights; beyond, each row costs a row (docs/architecture.md gives the measured curve).
-DRAFT_ROWS = 24
+#: and the step waits for weights; beyond, each row costs a row. On CPU that was measured (docs/architecture.md). On CUDA it
+#: is reasoned, not measured: a card with 200 operations a byte in bfloat16 has some 200 rows before arithmetic binds.
+DRAFT_ROWS = {"cpu": 24, "cuda": 192}
+#: Below this, dividing logits by the temperature overflows; the distribution is the argmax by then (vLLM draws the same line).
+GREEDY_TEMPERATURE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,9 @@ class Engine:
         prefill_chunk: prompt tokens that one step carries along at most.
         max_draft: draft tokens per sequence and step at most; 0 decodes plainly.
         drafters: in order of preference; default: lookup in the request's own text.
+
+    Raises:
+        SettingsError: the cache does not fit the device's memory.
     """
 
     def __init__(
@@ -69,7 +76,8 @@ class Engine:
         self.window = min(context_window, target.context_window)
         self.steps = 0
         self._max_draft = max_draft
-        self._cache = SlotCache(slots=max_batch, capacity=self.window)
+        self._cache = _reserve(target, max_batch, self.window)
+        self._draft_rows = DRAFT_ROWS.get(target.device.type, DRAFT_ROWS["cpu"])
         self._scheduler = Scheduler(slots=max_batch, window=self.window, prefill_chunk=prefill_chunk)
         self._panel = DraftingPanel([LookupDrafter()] if drafters is None else drafters, target.vocabulary)
 
@@ -137,7 +145,7 @@ class Engine:
         return [self._finish(turn.sequence) for turn in turns if turn.sequence.finish_reason is not None]
 
     def _drafts(self, decoding: list[Sequence]) -> dict[str, Draft]:
-        share = min(self._max_draft, max(1, DRAFT_ROWS // max(1, len(decoding))))
+        share = min(self._max_draft, self._draft_rows // max(1, len(decoding)))
         # The last token of an answer is the target's own, so a draft may fill all places but one.
         limits = {s.request.id: min(share, s.remaining - 1) for s in decoding if s.request.sampling.speculation}
         return self._panel.propose(limits) if self._max_draft else {}
@@ -186,9 +194,9 @@ class Engine:
     def _verify(self, turn: _Turn, logits: Tensor, choices: list[int]) -> Verdict:
         sampling = turn.sequence.request.sampling
         rows = slice(turn.first_row, turn.first_row + turn.rows)
-        if sampling.temperature == 0:
+        if sampling.temperature < GREEDY_TEMPERATURE:
             return verify_greedy(choices[rows], turn.draft)
-        probabilities = target_probabilities(logits[rows], sampling)
+        probabilities = target_probabilities(logits[rows], sampling).cpu()
         return verify_sampled(probabilities, turn.draft, sampling.seed, len(turn.sequence.tokens))
 
     def _take(
@@ -203,7 +211,11 @@ class Engine:
         prompt_turn = sequence.prefilling
         count = 0
         for place, (token, source) in enumerate(tokens):
-            sequence.emit(token, source, logprobs[turn.first_row + place, token])
+            logprob = logprobs[turn.first_row + place, token]
+            if not math.isfinite(logprob):
+                sequence.finish_reason = "error"
+                break
+            sequence.emit(token, source, logprob)
             count += 1
             if self._ends(sequence, token):
                 break
@@ -229,10 +241,24 @@ class Engine:
         return sequence.finish_reason is not None
 
     def _finish(self, sequence: Sequence) -> Completion:
+        if sequence.finish_reason == "error":
+            self._cache.clear(sequence.slot)
         self._scheduler.remove(sequence.request.id)
         self._panel.end(sequence.request.id)
         text = decode(self.target.tokenizer, sequence.tokens)
         return sequence.complete(cut_at_stop(text, sequence.request.sampling.stop))
+
+
+def _reserve(target: Target, slots: int, capacity: int) -> SlotCache:
+    cache = SlotCache(slots=slots, capacity=capacity)
+    try:
+        cache.reserve(target.cache_layout)
+    except RuntimeError as error:
+        msg = (
+            f"A cache of RAGSPEC_MAX_BATCH={slots} times RAGSPEC_CONTEXT_WINDOW={capacity} tokens does not fit: {error}"
+        )
+        raise SettingsError(msg, "Lower one of the two.") from error
+    return cache
 
 
 def _logprobs(logits: Tensor, emitted: list[tuple[_Turn, list[tuple[int, Source]]]]) -> dict[tuple[int, int], float]:

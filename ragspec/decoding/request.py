@@ -7,8 +7,9 @@ from typing import Literal
 
 from ragspec.decoding.acceptance import AcceptanceRecord
 
-#: `stop`: the target's end token; `stop_string`: one of the request's; `length`: the token limit or the window.
-FinishReason = Literal["stop", "stop_string", "length"]
+#: `stop`: the target's end token; `stop_string`: one of the request's; `length`: the token limit or the window; `error`: the
+#: target's numbers ceased to be finite, and what it wrote before is not to be trusted.
+FinishReason = Literal["stop", "stop_string", "length", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,7 @@ class Sampling:
 
     Attributes:
         max_tokens: most tokens of an answer, end token included.
-        temperature: 0 is greedy.
+        temperature: 0 is greedy, and so is anything below 1e-5.
         top_p: nucleus mass in (0, 1]; 1 keeps all.
         top_k: keep the k likeliest; 0 keeps all.
         seed: makes sampling repeatable; the same seed gives the same text whatever the batch or the draft.

@@ -43,6 +43,7 @@ class Scheduler:
         self._free = list(range(slots))
         self._interactive: deque[tuple[Request, float]] = deque()
         self._bulk: deque[tuple[Request, float]] = deque()
+        self._ids: set[str] = set()
         self.running: dict[str, Sequence] = {}
 
     @property
@@ -52,6 +53,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request."""
+        self._ids.add(request.id)
         (self._interactive if request.interactive else self._bulk).append((request, time.perf_counter()))
 
     def admit(self) -> list[Sequence]:
@@ -71,10 +73,10 @@ class Scheduler:
         return [s for s in self.running.values() if not s.prefilling]
 
     def prompt_chunks(self) -> list[PromptChunk]:
-        """Prompt runs for the next step, oldest sequence first."""
+        """Prompt runs for the next step: interactive sequences first, then the oldest."""
         chunks = []
         room = self._prefill_chunk
-        for sequence in self.running.values():
+        for sequence in sorted(self.running.values(), key=lambda s: not s.request.interactive):
             if sequence.prefilling and room > 0:
                 length = min(room, len(sequence.request.prompt) - sequence.cached)
                 chunks.append(PromptChunk(sequence, length))
@@ -83,6 +85,7 @@ class Scheduler:
 
     def remove(self, request_id: str) -> Sequence | None:
         """Take a request out, waiting or running; returns its sequence if it ran."""
+        self._ids.discard(request_id)
         sequence = self.running.pop(request_id, None)
         if sequence is not None:
             heapq.heappush(self._free, sequence.slot)
@@ -96,6 +99,4 @@ class Scheduler:
 
     def knows(self, request_id: str) -> bool:
         """Whether a request of this id waits or runs."""
-        return request_id in self.running or any(
-            request.id == request_id for queue in (self._interactive, self._bulk) for request, _ in queue
-        )
+        return request_id in self._ids

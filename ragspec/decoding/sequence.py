@@ -70,6 +70,8 @@ class Sequence:
             tuple(self._drafted),
             tuple(self._accepted),
         )
+        now = time.perf_counter()
+        first_token_at = self.first_token_at or now
         return Completion(
             request_id=self.request.id,
             text=text,
@@ -77,6 +79,6 @@ class Sequence:
             acceptance=record,
             prompt_tokens=len(self.request.prompt),
             waiting_s=self.started_at - self.added_at,
-            prefill_s=self.first_token_at - self.started_at,
-            decode_s=time.perf_counter() - self.first_token_at,
+            prefill_s=first_token_at - self.started_at,
+            decode_s=now - first_token_at,
         )

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+_BYTES_OF_A_CHARACTER = 4
+_REPLACEMENT = "\ufffd"
+
 
 def decode(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
     """The text of tokens, special tokens left out and nothing tidied."""
@@ -18,13 +21,19 @@ def holds_stop(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], stops:
     """Whether the newest token completed a stop string.
 
     Only the tail that can hold one is decoded: a token gives at least one byte, a character takes at most four; one token
-    more keeps tokenizers that strip a leading space from touching the tail.
+    more keeps tokenizers that strip a leading space from touching the tail. Where tokens are bytes, a tail can begin
+    inside a character and spoil what follows it, so up to three tokens more are tried until it does not.
     """
     longest = max(map(len, stops), default=0)
     if not longest:
         return False
-    tail = decode(tokenizer, tokens[-(4 * longest + 1) :])
-    return any(stop in tail for stop in stops)
+    for more in range(_BYTES_OF_A_CHARACTER):
+        tail = decode(tokenizer, tokens[-(_BYTES_OF_A_CHARACTER * longest + 1 + more) :])
+        if any(stop and stop in tail for stop in stops):
+            return True
+        if _REPLACEMENT not in tail:
+            return False
+    return False
 
 
 def cut_at_stop(text: str, stops: Sequence[str]) -> str:

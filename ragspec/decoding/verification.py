@@ -58,15 +58,16 @@ def verify_sampled(probabilities: Tensor, draft: Draft, seed: int, position: int
         seed: the request's.
         position: of the first token to be emitted, counted from the answer's start.
     """
+    proposals = None if draft.probabilities is None else draft.probabilities.to(probabilities)
     for place, token in enumerate(draft.tokens):
         target = probabilities[place]
         uniform, second = uniforms(seed, position + place)
-        if draft.probabilities is None:
+        if proposals is None:
             chosen = draw(target, uniform)
             if chosen != token:
                 return Verdict(place, chosen)
             continue
-        proposal = draft.probabilities[place].to(target)
+        proposal = proposals[place]
         if second * float(proposal[token]) >= float(target[token]):
             residual = (target - proposal).clamp_min(0)
             # p = q up to rounding leaves nothing to draw from; then p itself is the right distribution.

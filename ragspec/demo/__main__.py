@@ -35,11 +35,10 @@ def main() -> None:
     """Run the demo."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     home = load_settings().home if setting_origins()["home"] != "default" else Path(".ragspec").absolute()
-    started = time.monotonic()
-
     _ragspec(home, "models", "fetch")
     if not is_held(home):
         _ragspec(home, "up", "--detach")
+    started = time.monotonic()
     corpus = home / "demo" / "python-reference"
     write_corpus(corpus)
     _ragspec(home, "ingest", str(corpus), "--collection", COLLECTION)
@@ -57,7 +56,8 @@ def main() -> None:
     _ragspec(home, "evaluate", str(job_id), "--answers", str(questions_file()))
     prefix = f"RAGSPEC_HOME={home} {Path(sys.executable).parent / 'ragspec'}"
     console.print(
-        f"\nDone in {time.monotonic() - started:.0f} s. The services still run, and the rows are theirs to keep:\n"
+        f"\nIngesting, answering and scoring took {time.monotonic() - started:.0f} s. "
+        "The services still run, and the rows stay:\n"
         f"  {prefix} show {job_id} py-01\n"
         f"  {prefix} results {job_id} --format csv -o answers.csv\n"
         f"  {prefix} down",

@@ -96,7 +96,8 @@ class ProposesNonsense(Quiet):
 
     name = "proposes nonsense"
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, vocabulary: int, seed: int = 0) -> None:
+        self._vocabulary = vocabulary
         self._random = random.Random(seed)
 
     def propose(self, limits: Mapping[str, int]) -> Mapping[str, Draft]:
@@ -109,6 +110,12 @@ class ProposesNonsense(Quiet):
                     Draft((1, 2), (Source.HEAD,)),
                     Draft((1,) * (limit + 50), (Source.HEAD,) * (limit + 50)),
                     Draft((1,), (Source.HEAD,), torch.ones(2, 2)),
+                    Draft((1,), (Source.TARGET,)),
+                    Draft((1,), (99,)),
+                    Draft((1,), (Source.HEAD,), torch.full((1, self._vocabulary), float("nan"))),
+                    Draft((1,), (Source.HEAD,), torch.ones(1, self._vocabulary)),
+                    Draft((1,), (Source.HEAD,), torch.eye(self._vocabulary)[2:3]),
+                    None,
                 ]
             )
         return drafts

@@ -106,7 +106,7 @@ def test_lookup_copies_from_the_prompt_and_the_answer() -> None:
         drafters.RaisesInPropose(),
         drafters.RaisesInObserve(),
         drafters.RaisesInBeginAndEnd(),
-        drafters.ProposesNonsense(),
+        drafters.ProposesNonsense(tiny.VOCABULARY),
     ],
     ids=lambda drafter: drafter.name,
 )

@@ -190,6 +190,18 @@ def test_a_seeded_answer_is_the_same_with_any_copied_draft() -> None:
     assert accepted > 50
 
 
+def test_a_vanishing_temperature_is_greedy() -> None:
+    target = tiny.target()
+    request = Request("g", tuple(range(20)), Sampling(max_tokens=12))
+    engine = Engine(target)
+    engine.add(Request("g", request.prompt, Sampling(max_tokens=12, temperature=1e-40)))
+    done = []
+    while engine.has_work:
+        done += engine.step()
+
+    assert done[0].acceptance.token_ids == tiny.generate(target, request)
+
+
 def test_top_p_and_top_k_match_transformers() -> None:
     """The same filters in the same order as `generate`'s logits processors."""
     from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper

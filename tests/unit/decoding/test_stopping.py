@@ -8,7 +8,8 @@ import pytest
 
 from ragspec.decoding.engine import Engine
 from ragspec.decoding.request import Completion, Request, Sampling
-from ragspec.errors import ConflictError, InputError
+from ragspec.decoding.stopping import holds_stop
+from ragspec.errors import ConflictError, InputError, SettingsError
 from tests import tiny
 from tests.unit.decoding import drafters
 
@@ -79,14 +80,58 @@ def test_the_token_limit_is_exact(noise: float | None) -> None:
 
 
 def test_the_window_ends_an_answer_as_a_length() -> None:
+    prompt = next(p for p in (tuple(range(i, i + 60)) for i in range(50)) if tiny.END not in _first(p, 4))
     engine = Engine(tiny.target(), context_window=64)
-    engine.add(Request("w", tuple(range(60)), Sampling(max_tokens=500)))
+    engine.add(Request("w", prompt, Sampling(max_tokens=500)))
     done = []
     while engine.has_work:
         done += engine.step()
 
-    assert done[0].finish_reason in {"length", "stop"}
-    assert done[0].prompt_tokens + done[0].completion_tokens <= 64
+    assert done[0].finish_reason == "length"
+    assert done[0].prompt_tokens + done[0].completion_tokens == 64
+
+
+def _first(prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+    return tiny.generate(tiny.target(), Request("f", prompt, Sampling(max_tokens=count)))
+
+
+def test_a_stop_string_is_found_where_tokens_are_bytes() -> None:
+    """The checked tail may begin inside a character."""
+    bytewise = tiny.byte_tokenizer()
+    tokens = bytewise("\U0001f643\U0001f642")["input_ids"]
+
+    assert len(tokens) == 8
+    assert holds_stop(bytewise, tokens, ["\U0001f642"])
+    assert not holds_stop(bytewise, tokens[:-1], ["\U0001f642"])
+    assert not holds_stop(bytewise, tokens, ["\U0001f641"])
+
+
+def test_numbers_that_are_not_finite_fail_their_own_request_only() -> None:
+    """Not a number in one sequence ends it as an error, and its slot is clean for the next."""
+    target = tiny.target()
+    engine = Engine(target, max_batch=2)
+    good = Request("good", tuple(range(30)), Sampling(max_tokens=40))
+    later = Request("later", tuple(range(50, 70)), Sampling(max_tokens=10))
+    expected = {r.id: tiny.generate(target, r) for r in (good, later)}
+    engine.add(Request("bad", tuple(range(40)), Sampling(max_tokens=40)))
+    engine.add(good)
+    engine.step()
+    keys, _ = engine._cache.read(0, 0, 1, 5)
+    keys[:, 2] = float("nan")
+    engine.add(later)
+    done = {}
+    while engine.has_work:
+        for completion in engine.step():
+            done[completion.request_id] = completion
+
+    assert done["bad"].finish_reason == "error"
+    assert done["good"].acceptance.token_ids == expected["good"]
+    assert done["later"].acceptance.token_ids == expected["later"]
+
+
+def test_a_cache_that_does_not_fit_names_the_settings() -> None:
+    with pytest.raises(SettingsError, match="RAGSPEC_MAX_BATCH=1000000000000 times RAGSPEC_CONTEXT_WINDOW=512"):
+        Engine(tiny.target(), max_batch=10**12)
 
 
 def test_requests_that_cannot_run_are_refused_by_name() -> None:

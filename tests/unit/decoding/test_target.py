@@ -21,7 +21,7 @@ def test_an_architecture_with_its_own_attention_is_refused() -> None:
 
 
 def test_attention_that_parts_from_the_models_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check at load compares log-probabilities, not merely that it runs."""
+    """The check at load compares distributions, not merely that it runs."""
     model = LlamaForCausalLM(tiny.target().model.config)
     rotary = type(model.model.rotary_emb)
     original = rotary.forward
@@ -34,7 +34,7 @@ def test_attention_that_parts_from_the_models_own_is_refused(monkeypatch: pytest
     # Turning every position the other way keeps relative distances but not their sign.
     model.model.layers[0].self_attn.k_proj.weight.data += 0.5
 
-    with pytest.raises(ModelUnavailableError, match="parts from the model's own"):
+    with pytest.raises(ModelUnavailableError, match="diverges from the model's own"):
         make_target(model, tiny.tokenizer(), "shifted")
 
 
