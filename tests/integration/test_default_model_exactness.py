@@ -19,7 +19,7 @@ from ragspec.settings import load_settings
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
 PROMPTS = 40
-MAX_TOKENS = 20
+MAX_TOKENS = 12
 #: Two steps of bfloat16 between 16 and 32, where this model's top logits lie.
 ROUNDING = 0.25
 
@@ -27,7 +27,7 @@ ROUNDING = 0.25
 def rag_requests(target: Target) -> list[Request]:
     """Forty questions over CPython's language reference, three passages each."""
     builder = PromptBuilder(target.tokenizer, 2048)
-    prompts = demo_prompts(builder, MAX_TOKENS, passage_chars=250)[:PROMPTS]
+    prompts = demo_prompts(builder, MAX_TOKENS, passage_chars=200)[:PROMPTS]
     return [
         Request(str(i), p.token_ids, Sampling(max_tokens=MAX_TOKENS), p.passage_spans) for i, p in enumerate(prompts)
     ]
