@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -13,10 +14,12 @@ from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError
 from jinja2.sandbox import SandboxedEnvironment
 
 from ragspec.corpus.passage import Passage
-from ragspec.errors import InputError, SettingsError
+from ragspec.errors import InputError, ModelUnavailableError, SettingsError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
 
 #: A passage cut shorter than this says nothing any more and is left out instead.
 SHORTEST_PASSAGE_TOKENS = 16
@@ -47,6 +50,7 @@ class PromptBuilder:
 
     Raises:
         SettingsError: the template cannot be read or is not valid Jinja (names RAGSPEC_PROMPT_TEMPLATE and the line).
+        ModelUnavailableError: the chat template takes no user message (code `unsupported_chat_template`).
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, window: int, template: Path | None = None) -> None:
@@ -56,6 +60,7 @@ class PromptBuilder:
         self._template = _compile(source, template)
         chat = getattr(tokenizer, "chat_template", None) or ""
         self._chat = bool(chat)
+        self._system_role = self._chat and _takes_system(tokenizer)
         #: First 16 hex digits of the SHA-256 of the prompt template and the chat template, recorded with every answer.
         self.template_hash = hashlib.sha256(f"{source}\0{chat}".encode()).hexdigest()[:16]
         # A special token written in a question or a passage must stay text: it could otherwise end the user's turn.
@@ -106,17 +111,17 @@ class PromptBuilder:
             for i, p in enumerate(passages, start=1)
         ]
         variables = {"question": self._plain(question), "passages": shown}
-        messages = []
+        contents = {}
         for role in ("system", "user"):
             if role in self._template.blocks:
                 context = self._template.new_context(variables)
                 content = "".join(self._template.blocks[role](context)).strip()
                 if content:
-                    messages.append({"role": role, "content": content})
-        if self._chat:
-            rendered = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            return str(rendered)
-        return "\n\n".join(message["content"] for message in messages) + "\nAnswer:"
+                    contents[role] = content
+        whole = "\n\n".join(contents.values())
+        if not self._chat:
+            return whole + "\nAnswer:"
+        return _through_chat_template(self._tokenizer, contents if self._system_role else {"user": whole})
 
     def _plain(self, text: str) -> str:
         for token in self._special:
@@ -141,6 +146,35 @@ class PromptBuilder:
             if start >= 0 and inside:
                 spans.append((inside[0], inside[-1] + 1))
         return tuple(spans)
+
+
+def _through_chat_template(tokenizer: PreTrainedTokenizerBase, contents: dict[str, str]) -> str:
+    messages = [{"role": role, "content": content} for role, content in contents.items()]
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+
+def _takes_system(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a system message comes through the chat template; Gemma 2's raises, and others leave it out.
+
+    Raises:
+        ModelUnavailableError: not even a user message does.
+    """
+    system, user = "Probe of the system message.", "Probe of the user message."
+    try:
+        if system in _through_chat_template(tokenizer, {"system": system, "user": user}):
+            return True
+    except Exception as error:  # noqa: BLE001 - a model's template can raise anything; the log says what
+        log.debug("the chat template refuses a system message: %s", error)
+    reason = "it leaves the message out"
+    try:
+        if user in _through_chat_template(tokenizer, {"user": user}):
+            log.info("the chat template takes no system message; its text goes before the user's")
+            return False
+    except Exception as error:  # noqa: BLE001 - as above
+        reason = str(error)
+    msg = f"The target's chat template takes neither a system message nor a user message alone: {reason}."
+    advice = "Choose an instruction-tuned model for RAGSPEC_MODEL, or take the chat template out of its tokenizer."
+    raise ModelUnavailableError(msg, advice, code="unsupported_chat_template")
 
 
 def _read(template: Path | None) -> str:

@@ -8,7 +8,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from ragspec.corpus.passage import Passage
-from ragspec.errors import InputError, SettingsError
+from ragspec.errors import InputError, ModelUnavailableError, SettingsError
 from ragspec.prompt import PromptBuilder
 from tests import tiny
 
@@ -82,6 +82,37 @@ def test_special_tokens_in_a_passage_stay_text(tokenizer: PreTrainedTokenizerFas
 
     assert evil.token_ids.count(tiny.END) == clean.token_ids.count(tiny.END)
     assert evil.passage_spans
+
+
+@pytest.mark.parametrize(
+    "system",
+    ["{{ raise_exception('System role not supported') }}", ""],
+    ids=["refused", "left out"],
+)
+def test_a_system_text_that_the_chat_template_does_not_take_heads_the_user_message(
+    tokenizer: PreTrainedTokenizerFast, system: str
+) -> None:
+    """Gemma 2's and older Mistral templates raise; some render user and assistant alone."""
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m['role'] == 'system' %}" + system + "{% else %}"
+        "<{{ m['role'] }}>{{ m['content'] }}<end>{% endif %}{% endfor %}<assistant>"
+    )
+    prompt = PromptBuilder(tokenizer, 2000).build("Who?", [passage("a", "Ann sat.")], 50)
+    text = tokenizer.decode(prompt.token_ids)
+
+    assert text.startswith("<user>You answer questions from the given passages")
+    assert text.endswith("Question: Who?<end><assistant>")
+    assert "<system>" not in text
+    assert [tokenizer.decode(prompt.token_ids[a:b]) for a, b in prompt.passage_spans] == ["Ann sat."]
+
+
+@pytest.mark.parametrize("chat", ["{{ raise_exception('tools only') }}", "{{ 1 // 0 }}", "<assistant>"])
+def test_a_chat_template_without_a_user_message_is_refused(tokenizer: PreTrainedTokenizerFast, chat: str) -> None:
+    tokenizer.chat_template = chat
+
+    with pytest.raises(ModelUnavailableError, match="neither a system message nor a user message") as raised:
+        PromptBuilder(tokenizer, 2000)
+    assert raised.value.error_code == "unsupported_chat_template"
 
 
 def test_a_base_model_gets_plain_text() -> None:
