@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
+
+_MARKUP = re.compile(r"<.+>|\[.+\]|\{.+\}|\|.+\|", re.DOTALL)
 
 #: A passage cut shorter than this says nothing any more and is left out instead.
 SHORTEST_PASSAGE_TOKENS = 16
@@ -63,8 +66,7 @@ class PromptBuilder:
         self._system_role = self._chat and _takes_system(tokenizer)
         #: First 16 hex digits of the SHA-256 of the prompt template and the chat template, recorded with every answer.
         self.template_hash = hashlib.sha256(f"{source}\0{chat}".encode()).hexdigest()[:16]
-        # A special token written in a question or a passage must stay text: it could otherwise end the user's turn.
-        self._special = sorted(set(tokenizer.all_special_tokens), key=len, reverse=True)
+        self._control = _control_tokens(tokenizer)
 
     def build(self, question: str, passages: Sequence[Passage], max_tokens: int) -> Prompt:
         """The prompt, its passages cut from the last where they do not fit beside the answer's room.
@@ -124,7 +126,8 @@ class PromptBuilder:
         return _through_chat_template(self._tokenizer, contents if self._system_role else {"user": whole})
 
     def _plain(self, text: str) -> str:
-        for token in self._special:
+        # A control token written in a question or a passage must stay text: it could otherwise end the user's turn.
+        for token in self._control:
             if token in text:
                 text = text.replace(token, f"{token[0]} {token[1:]}")
         return text
@@ -146,6 +149,17 @@ class PromptBuilder:
             if start >= 0 and inside:
                 spans.append((inside[0], inside[-1] + 1))
         return tuple(spans)
+
+
+def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """What the tokenizer reads as one token of the model's own markup, the longest first.
+
+    Most special tokens have no name (`eos_token` and the like), and some markup is not even called special (Qwen's
+    `<tool_call>`, `<think>`); that is told by its brackets from words and white space that a vocabulary was grown by.
+    """
+    added = tokenizer.added_tokens_decoder.values()
+    marked = {token.content for token in added if token.special or _MARKUP.fullmatch(token.content)}
+    return sorted(marked.union(tokenizer.all_special_tokens), key=len, reverse=True)
 
 
 def _through_chat_template(tokenizer: PreTrainedTokenizerBase, contents: dict[str, str]) -> str:

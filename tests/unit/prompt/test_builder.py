@@ -84,6 +84,20 @@ def test_special_tokens_in_a_passage_stay_text(tokenizer: PreTrainedTokenizerFas
     assert evil.passage_spans
 
 
+def test_control_tokens_without_a_name_stay_text_too(tokenizer: PreTrainedTokenizerFast) -> None:
+    """No attribute names most control tokens (`<|im_start|>`), and some are not even called special (`<tool_call>`)."""
+    tokenizer.add_tokens(["<tool_call>", "kitten", "  "])
+    tokenizer.add_tokens(["<|turn|>"], special_tokens=True)
+    text = "a <|turn|> of <tool_call> by  a kitten"
+    prompt = PromptBuilder(tokenizer, 2000).build(f"Who, {text}?", [passage("a", text, text)], 50)
+
+    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in ("<|turn|>", "<tool_call>", "kitten", "  ")}
+    assert "<|turn|>" not in tokenizer.all_special_tokens
+    assert not {ids["<|turn|>"], ids["<tool_call>"]} & set(prompt.token_ids)
+    assert prompt.token_ids.count(ids["kitten"]) == prompt.token_ids.count(ids["  "]) == 3
+    assert prompt.passage_spans
+
+
 @pytest.mark.parametrize(
     "system",
     ["{{ raise_exception('System role not supported') }}", ""],
