@@ -27,6 +27,14 @@ _MARKUP = re.compile(r"<.+>|\[.+\]|\{.+\}|\|.+\|", re.DOTALL)
 #: A passage cut shorter than this says nothing any more and is left out instead.
 SHORTEST_PASSAGE_TOKENS = 16
 
+_PASSAGE = {"number": 1, "title": "t", "text": "x", "document": "d"}
+#: What a template is tried on when it is read: the branches that a job is sure to reach.
+_TRIALS: dict[str, list[dict[str, object]]] = {
+    "with two passages": [_PASSAGE, {**_PASSAGE, "number": 2}],
+    "with a passage without title": [{**_PASSAGE, "title": ""}],
+    "without passages": [],
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -52,7 +60,8 @@ class PromptBuilder:
         template: a Jinja file in place of the default.
 
     Raises:
-        SettingsError: the template cannot be read or is not valid Jinja (names RAGSPEC_PROMPT_TEMPLATE and the line).
+        SettingsError: the template cannot be read, is not valid Jinja or fails on a sample (names RAGSPEC_PROMPT_TEMPLATE
+            and the line or the sample).
         ModelUnavailableError: the chat template takes no user message (code `unsupported_chat_template`).
     """
 
@@ -203,18 +212,23 @@ def _read(template: Path | None) -> str:
 
 def _compile(source: str, template: Path | None) -> Any:
     advice = "A template has blocks `system` and `user` and may use `question` and `passages`."
-    probe = {"number": 1, "title": "t", "text": "x", "document": "d"}
+    named = f"RAGSPEC_PROMPT_TEMPLATE={str(template)!r}"
     environment = SandboxedEnvironment(undefined=StrictUndefined)
     try:
         compiled = environment.from_string(source)
-        context = compiled.new_context({"question": "q", "passages": [probe]})
-        for block in compiled.blocks.values():
-            "".join(block(context))
     except TemplateError as error:
         where = f" line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
-        msg = f"RAGSPEC_PROMPT_TEMPLATE={str(template)!r}{where}: {error}."
+        msg = f"{named}{where}: {error}."
         raise SettingsError(msg, advice) from error
     if "user" not in compiled.blocks:
-        msg = f"RAGSPEC_PROMPT_TEMPLATE={str(template)!r} has no block `user`."
+        msg = f"{named} has no block `user`."
         raise SettingsError(msg, advice)
+    for trial, passages in _TRIALS.items():
+        try:
+            context = compiled.new_context({"question": "q", "passages": passages})
+            for block in compiled.blocks.values():
+                "".join(block(context))
+        except Exception as error:
+            msg = f"{named} fails {trial}: {error}."
+            raise SettingsError(msg, advice) from error
     return compiled

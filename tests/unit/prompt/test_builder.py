@@ -154,6 +154,12 @@ def test_the_hash_follows_the_template(tokenizer: PreTrainedTokenizerFast, tmp_p
         ("{% block user %}\n{{ question }\n{% endblock %}", "line 2"),
         ("{% block user %}{{ questoin }}{% endblock %}", "questoin"),
         ("{% block system %}be brief{% endblock %}", "no block `user`"),
+        ("{% block user %}{{ passages[0].text }}{% endblock %}", "without passages"),
+        ("{% block user %}{{ 1 // passages | length }}{% endblock %}", "without passages"),
+        (
+            "{% block user %}{% for p in passages %}{% if not p.title %}{{ p.name }}{% endif %}{% endfor %}{% endblock %}",
+            "without title",
+        ),
     ],
 )
 def test_a_broken_template_names_the_setting_and_the_fault(
