@@ -21,6 +21,23 @@ log = logging.getLogger(__name__)
 #: at load lets pass. Rounding gives below 1e-3 in float32 and up to some 0.3 in bfloat16; a missing mask gives several units.
 CHECK_TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 1.0, torch.float16: 0.25}
 
+#: Generation settings by which transformers' greedy `generate` changes logits (`_get_logits_processor` in its
+#: generation/utils.py), and the value of each, beside None, that changes nothing.
+_PROCESSORS: dict[str, object] = {
+    "repetition_penalty": 1,
+    "no_repeat_ngram_size": 0,
+    "bad_words_ids": [],
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "exponential_decay_length_penalty": None,
+    "suppress_tokens": [],
+    "begin_suppress_tokens": [],
+    "sequence_bias": {},
+    "guidance_scale": 1,
+}
+
 #: Context of a model whose positions know no limit.
 _NO_LIMIT = 2**31
 
@@ -151,6 +168,7 @@ def make_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, iden
     """
     model.train(mode=False)
     model.set_attn_implementation(IMPLEMENTATION)
+    _warn_of_processors(model)
     window = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _NO_LIMIT
     target = Target(model, tokenizer, identity, _end_tokens(model, tokenizer), int(window))
     _check_attention(target)
@@ -190,6 +208,17 @@ def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> f
         if found is not None:
             return frozenset([found] if isinstance(found, int) else found)
     return frozenset()
+
+
+def _warn_of_processors(model: PreTrainedModel) -> None:
+    """Say which of the model's generation settings make its greedy `generate` write something else than its argmax."""
+    config = model.generation_config
+    found = {name: getattr(config, name, None) for name in _PROCESSORS}
+    changing = [f"{name}={value}" for name, value in found.items() if value not in (None, _PROCESSORS[name])]
+    if changing:
+        log.warning(
+            "the model's generation config sets %s: `generate` obeys, ragspec writes the plain argmax", ", ".join(changing)
+        )
 
 
 @torch.inference_mode()

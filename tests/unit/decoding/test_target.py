@@ -38,6 +38,33 @@ def test_attention_that_parts_from_the_models_own_is_refused(monkeypatch: pytest
         make_target(model, tiny.tokenizer(), "shifted")
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("repetition_penalty", 1.1), ("no_repeat_ngram_size", 3), ("min_new_tokens", 2), ("suppress_tokens", [5])],
+)
+def test_generation_settings_that_are_not_followed_are_told(
+    setting: str, value: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Qwen2.5-Instruct brings a repetition penalty; its `generate` then writes something else than its argmax."""
+    model = LlamaForCausalLM(tiny.target().model.config)
+    setattr(model.generation_config, setting, value)
+
+    make_target(model, tiny.tokenizer(), "penalised")
+
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        f"the model's generation config sets {setting}={value}: `generate` obeys, ragspec writes the plain argmax"
+    ]
+
+
+def test_a_plain_generation_config_gives_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    model = LlamaForCausalLM(tiny.target().model.config)
+    model.generation_config.repetition_penalty = 1.0
+
+    make_target(model, tiny.tokenizer(), "plain")
+
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
 def test_auto_takes_what_the_machine_has() -> None:
     device = resolve_device("auto")
 
