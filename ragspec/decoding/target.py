@@ -169,8 +169,7 @@ def make_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, iden
     model.train(mode=False)
     model.set_attn_implementation(IMPLEMENTATION)
     _warn_of_processors(model)
-    window = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _NO_LIMIT
-    target = Target(model, tokenizer, identity, _end_tokens(model, tokenizer), int(window))
+    target = Target(model, tokenizer, identity, _end_tokens(model, tokenizer), _context_window(model))
     _check_attention(target)
     return target
 
@@ -210,6 +209,30 @@ def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> f
     return frozenset()
 
 
+def _context_window(model: PreTrainedModel) -> int:
+    """The most tokens whose positions the model knows, and rotates by the same angles whoever else is in the pass.
+
+    transformers sets the angles of some scaled rotary embeddings by the longest position of a whole pass, so one long
+    sequence would change its neighbours' answers (`dynamic_rope_update` in its modeling_rope_utils.py). Type `dynamic`
+    does so beyond `max_position_embeddings`, which is the limit anyway; `longrope` (Phi-3) beyond its original limit.
+    """
+    config = model.config.get_text_config()
+    limit = int(getattr(config, "max_position_embeddings", None) or _NO_LIMIT)
+    rope = getattr(config, "rope_parameters", None) or {}
+    # A set for all layers, or one for each type of layer.
+    sets = [rope, *(inner for inner in rope.values() if isinstance(inner, dict))]
+    steady = [int(one["original_max_position_embeddings"]) for one in sets if one.get("rope_type") == "longrope"]
+    window = min([limit, *steady])
+    if window < limit:
+        log.warning(
+            "the context window is %d of the model's %d tokens: beyond, its longrope positions turn by the longest "
+            "sequence in a batch",
+            window,
+            limit,
+        )
+    return window
+
+
 def _warn_of_processors(model: PreTrainedModel) -> None:
     """Say which of the model's generation settings make its greedy `generate` write something else than its argmax."""
     config = model.generation_config
@@ -217,7 +240,8 @@ def _warn_of_processors(model: PreTrainedModel) -> None:
     changing = [f"{name}={value}" for name, value in found.items() if value not in (None, _PROCESSORS[name])]
     if changing:
         log.warning(
-            "the model's generation config sets %s: `generate` obeys, ragspec writes the plain argmax", ", ".join(changing)
+            "the model's generation config sets %s: `generate` obeys, ragspec writes the plain argmax",
+            ", ".join(changing),
         )
 
 
