@@ -19,8 +19,25 @@ from ragspec.errors import ModelUnavailableError, SettingsError
 log = logging.getLogger(__name__)
 
 #: Largest divergence, KL in nats at any of the checked positions, between the model's own attention and ours on the same
-#: tokens. Rounding gives below 1e-8 in float32 and some 1e-2 in bfloat16; a wrong mask or position gives 0.1 to 10.
+#: tokens. Rounding gives some 1e-6 in float32 and 1e-2 in bfloat16; a wrong mask or position gives 0.1 to 10.
 CHECK_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
+
+#: Generation settings by which transformers' greedy `generate` changes logits (`_get_logits_processor` in its
+#: generation/utils.py), and the value of each, beside None, that changes nothing.
+_PROCESSORS: dict[str, object] = {
+    "repetition_penalty": 1,
+    "no_repeat_ngram_size": 0,
+    "bad_words_ids": [],
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "exponential_decay_length_penalty": None,
+    "suppress_tokens": [],
+    "begin_suppress_tokens": [],
+    "sequence_bias": {},
+    "guidance_scale": 1,
+}
 
 #: Context of a model whose positions know no limit.
 _NO_LIMIT = 2**31
@@ -154,8 +171,8 @@ def make_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, iden
     """
     model.train(mode=False)
     model.set_attn_implementation(IMPLEMENTATION)
-    window = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _NO_LIMIT
-    target = Target(model, tokenizer, identity, _end_tokens(model, tokenizer), int(window))
+    _warn_of_processors(model)
+    target = Target(model, tokenizer, identity, _end_tokens(model, tokenizer), _context_window(model))
     return replace(target, cache_layout=_check_attention(target))
 
 
@@ -192,6 +209,42 @@ def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> f
         if found is not None:
             return frozenset([found] if isinstance(found, int) else found)
     return frozenset()
+
+
+def _context_window(model: PreTrainedModel) -> int:
+    """The most tokens whose positions the model knows, and rotates by the same angles whoever else is in the pass.
+
+    transformers sets the angles of some scaled rotary embeddings by the longest position of a whole pass, so one long
+    sequence would change its neighbours' answers (`dynamic_rope_update` in its modeling_rope_utils.py). Type `dynamic`
+    does so beyond `max_position_embeddings`, which is the limit anyway; `longrope` (Phi-3) beyond its original limit.
+    """
+    config = model.config.get_text_config()
+    limit = int(getattr(config, "max_position_embeddings", None) or _NO_LIMIT)
+    rope = getattr(config, "rope_parameters", None) or {}
+    # A set for all layers, or one for each type of layer.
+    sets = [rope, *(inner for inner in rope.values() if isinstance(inner, dict))]
+    steady = [int(one["original_max_position_embeddings"]) for one in sets if one.get("rope_type") == "longrope"]
+    window = min([limit, *steady])
+    if window < limit:
+        log.warning(
+            "the context window is %d of the model's %d tokens: beyond, its longrope positions turn by the longest "
+            "sequence in a batch",
+            window,
+            limit,
+        )
+    return window
+
+
+def _warn_of_processors(model: PreTrainedModel) -> None:
+    """Say which of the model's generation settings make its greedy `generate` write something else than its argmax."""
+    config = model.generation_config
+    found = {name: getattr(config, name, None) for name in _PROCESSORS}
+    changing = [f"{name}={value}" for name, value in found.items() if value not in (None, _PROCESSORS[name])]
+    if changing:
+        log.warning(
+            "the model's generation config sets %s: `generate` obeys, ragspec writes the plain argmax",
+            ", ".join(changing),
+        )
 
 
 @torch.inference_mode()

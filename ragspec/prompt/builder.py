@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -13,13 +15,25 @@ from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError
 from jinja2.sandbox import SandboxedEnvironment
 
 from ragspec.corpus.passage import Passage
-from ragspec.errors import InputError, SettingsError
+from ragspec.errors import InputError, ModelUnavailableError, SettingsError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+log = logging.getLogger(__name__)
+
+_MARKUP = re.compile(r"<.+>|\[.+\]|\{.+\}|\|.+\|", re.DOTALL)
+
 #: A passage cut shorter than this says nothing any more and is left out instead.
 SHORTEST_PASSAGE_TOKENS = 16
+
+_PASSAGE = {"number": 1, "title": "t", "text": "x", "document": "d"}
+#: What a template is tried on when it is read: the branches that a job is sure to reach.
+_TRIALS: dict[str, list[dict[str, object]]] = {
+    "with two passages": [_PASSAGE, {**_PASSAGE, "number": 2}],
+    "with a passage without title": [{**_PASSAGE, "title": ""}],
+    "without passages": [],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +60,9 @@ class PromptBuilder:
         template: a Jinja file in place of the default.
 
     Raises:
-        SettingsError: the template cannot be read or is not valid Jinja (names RAGSPEC_PROMPT_TEMPLATE and the line).
+        SettingsError: the template cannot be read, is not valid Jinja or fails on a sample (names RAGSPEC_PROMPT_TEMPLATE
+            and the line or the sample).
+        ModelUnavailableError: the chat template takes no user message (code `unsupported_chat_template`).
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, window: int, template: Path | None = None) -> None:
@@ -56,10 +72,10 @@ class PromptBuilder:
         self._template = _compile(source, template)
         chat = getattr(tokenizer, "chat_template", None) or ""
         self._chat = bool(chat)
+        self._system_role = self._chat and _takes_system(tokenizer)
         #: First 16 hex digits of the SHA-256 of the prompt template and the chat template, recorded with every answer.
         self.template_hash = hashlib.sha256(f"{source}\0{chat}".encode()).hexdigest()[:16]
-        # A special token written in a question or a passage must stay text: it could otherwise end the user's turn.
-        self._special = sorted(set(tokenizer.all_special_tokens), key=len, reverse=True)
+        self._control = _control_tokens(tokenizer)
 
     def build(self, question: str, passages: Sequence[Passage], max_tokens: int) -> Prompt:
         """The prompt, its passages cut from the last where they do not fit beside the answer's room.
@@ -106,20 +122,21 @@ class PromptBuilder:
             for i, p in enumerate(passages, start=1)
         ]
         variables = {"question": self._plain(question), "passages": shown}
-        messages = []
+        contents = {}
         for role in ("system", "user"):
             if role in self._template.blocks:
                 context = self._template.new_context(variables)
                 content = "".join(self._template.blocks[role](context)).strip()
                 if content:
-                    messages.append({"role": role, "content": content})
-        if self._chat:
-            rendered = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            return str(rendered)
-        return "\n\n".join(message["content"] for message in messages) + "\nAnswer:"
+                    contents[role] = content
+        whole = "\n\n".join(contents.values())
+        if not self._chat:
+            return whole + "\nAnswer:"
+        return _through_chat_template(self._tokenizer, contents if self._system_role else {"user": whole})
 
     def _plain(self, text: str) -> str:
-        for token in self._special:
+        # A control token written in a question or a passage must stay text: it could otherwise end the user's turn.
+        for token in self._control:
             if token in text:
                 text = text.replace(token, f"{token[0]} {token[1:]}")
         return text
@@ -143,6 +160,46 @@ class PromptBuilder:
         return tuple(spans)
 
 
+def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """What the tokenizer reads as one token of the model's own markup, the longest first.
+
+    Most special tokens have no name (`eos_token` and the like), and some markup is not even called special (Qwen's
+    `<tool_call>`, `<think>`); that is told by its brackets from words and white space that a vocabulary was grown by.
+    """
+    added = tokenizer.added_tokens_decoder.values()
+    marked = {token.content for token in added if token.special or _MARKUP.fullmatch(token.content)}
+    return sorted(marked.union(tokenizer.all_special_tokens), key=len, reverse=True)
+
+
+def _through_chat_template(tokenizer: PreTrainedTokenizerBase, contents: dict[str, str]) -> str:
+    messages = [{"role": role, "content": content} for role, content in contents.items()]
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+
+def _takes_system(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a system message comes through the chat template; Gemma 2's raises, and others leave it out.
+
+    Raises:
+        ModelUnavailableError: not even a user message does.
+    """
+    system, user = "Probe of the system message.", "Probe of the user message."
+    try:
+        if system in _through_chat_template(tokenizer, {"system": system, "user": user}):
+            return True
+    except Exception as error:  # noqa: BLE001 - a model's template can raise anything; the log says what
+        log.debug("the chat template refuses a system message: %s", error)
+    reason = "it leaves the message out"
+    try:
+        if user in _through_chat_template(tokenizer, {"user": user}):
+            log.info("the chat template takes no system message; its text goes before the user's")
+            return False
+    except Exception as error:  # noqa: BLE001 - as above
+        reason = str(error)
+    msg = f"The target's chat template takes neither a system message nor a user message alone: {reason}."
+    advice = "Choose an instruction-tuned model for RAGSPEC_MODEL, or take the chat template out of its tokenizer."
+    raise ModelUnavailableError(msg, advice, code="unsupported_chat_template")
+
+
 def _read(template: Path | None) -> str:
     if template is None:
         return resources.files("ragspec.prompt").joinpath("default.jinja").read_text(encoding="utf-8")
@@ -155,18 +212,23 @@ def _read(template: Path | None) -> str:
 
 def _compile(source: str, template: Path | None) -> Any:
     advice = "A template has blocks `system` and `user` and may use `question` and `passages`."
-    probe = {"number": 1, "title": "t", "text": "x", "document": "d"}
+    named = f"RAGSPEC_PROMPT_TEMPLATE={str(template)!r}"
     environment = SandboxedEnvironment(undefined=StrictUndefined)
     try:
         compiled = environment.from_string(source)
-        context = compiled.new_context({"question": "q", "passages": [probe]})
-        for block in compiled.blocks.values():
-            "".join(block(context))
     except TemplateError as error:
         where = f" line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
-        msg = f"RAGSPEC_PROMPT_TEMPLATE={str(template)!r}{where}: {error}."
+        msg = f"{named}{where}: {error}."
         raise SettingsError(msg, advice) from error
     if "user" not in compiled.blocks:
-        msg = f"RAGSPEC_PROMPT_TEMPLATE={str(template)!r} has no block `user`."
+        msg = f"{named} has no block `user`."
         raise SettingsError(msg, advice)
+    for trial, passages in _TRIALS.items():
+        try:
+            context = compiled.new_context({"question": "q", "passages": passages})
+            for block in compiled.blocks.values():
+                "".join(block(context))
+        except Exception as error:
+            msg = f"{named} fails {trial}: {error}."
+            raise SettingsError(msg, advice) from error
     return compiled

@@ -40,7 +40,7 @@ def load_parts(settings: Settings) -> Parts:
     from ragspec.corpus.retriever import load_retriever
     from ragspec.decoding.engine import Engine
     from ragspec.decoding.target import load_target
-    from ragspec.models import ensure_target
+    from ragspec.models import ensure_target, model_label
     from ragspec.prompt.builder import PromptBuilder
 
     target = load_target(
@@ -48,7 +48,7 @@ def load_parts(settings: Settings) -> Parts:
         settings.device,
         settings.dtype,
         threads=settings.threads,
-        name=Path(settings.model).name,
+        name=model_label(settings.model),
     )
     window = min(settings.context_window, target.context_window)
     return Parts(

@@ -8,7 +8,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from ragspec.corpus.passage import Passage
-from ragspec.errors import InputError, SettingsError
+from ragspec.errors import InputError, ModelUnavailableError, SettingsError
 from ragspec.prompt import PromptBuilder
 from tests import tiny
 
@@ -84,6 +84,51 @@ def test_special_tokens_in_a_passage_stay_text(tokenizer: PreTrainedTokenizerFas
     assert evil.passage_spans
 
 
+def test_control_tokens_without_a_name_stay_text_too(tokenizer: PreTrainedTokenizerFast) -> None:
+    """No attribute names most control tokens (`<|im_start|>`), and some are not even called special (`<tool_call>`)."""
+    tokenizer.add_tokens(["<tool_call>", "kitten", "  "])
+    tokenizer.add_tokens(["<|turn|>"], special_tokens=True)
+    text = "a <|turn|> of <tool_call> by  a kitten"
+    prompt = PromptBuilder(tokenizer, 2000).build(f"Who, {text}?", [passage("a", text, text)], 50)
+
+    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in ("<|turn|>", "<tool_call>", "kitten", "  ")}
+    assert "<|turn|>" not in tokenizer.all_special_tokens
+    assert not {ids["<|turn|>"], ids["<tool_call>"]} & set(prompt.token_ids)
+    assert prompt.token_ids.count(ids["kitten"]) == prompt.token_ids.count(ids["  "]) == 3
+    assert prompt.passage_spans
+
+
+@pytest.mark.parametrize(
+    "system",
+    ["{{ raise_exception('System role not supported') }}", ""],
+    ids=["refused", "left out"],
+)
+def test_a_system_text_that_the_chat_template_does_not_take_heads_the_user_message(
+    tokenizer: PreTrainedTokenizerFast, system: str
+) -> None:
+    """Gemma 2's and older Mistral templates raise; some render user and assistant alone."""
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m['role'] == 'system' %}" + system + "{% else %}"
+        "<{{ m['role'] }}>{{ m['content'] }}<end>{% endif %}{% endfor %}<assistant>"
+    )
+    prompt = PromptBuilder(tokenizer, 2000).build("Who?", [passage("a", "Ann sat.")], 50)
+    text = tokenizer.decode(prompt.token_ids)
+
+    assert text.startswith("<user>You answer questions from the given passages")
+    assert text.endswith("Question: Who?<end><assistant>")
+    assert "<system>" not in text
+    assert [tokenizer.decode(prompt.token_ids[a:b]) for a, b in prompt.passage_spans] == ["Ann sat."]
+
+
+@pytest.mark.parametrize("chat", ["{{ raise_exception('tools only') }}", "{{ 1 // 0 }}", "<assistant>"])
+def test_a_chat_template_without_a_user_message_is_refused(tokenizer: PreTrainedTokenizerFast, chat: str) -> None:
+    tokenizer.chat_template = chat
+
+    with pytest.raises(ModelUnavailableError, match="neither a system message nor a user message") as raised:
+        PromptBuilder(tokenizer, 2000)
+    assert raised.value.error_code == "unsupported_chat_template"
+
+
 def test_a_base_model_gets_plain_text() -> None:
     bare = tiny.tokenizer()
     prompt = PromptBuilder(bare, 2000).build("Who?", [passage("a", "Ann sat.")], 50)
@@ -109,6 +154,12 @@ def test_the_hash_follows_the_template(tokenizer: PreTrainedTokenizerFast, tmp_p
         ("{% block user %}\n{{ question }\n{% endblock %}", "line 2"),
         ("{% block user %}{{ questoin }}{% endblock %}", "questoin"),
         ("{% block system %}be brief{% endblock %}", "no block `user`"),
+        ("{% block user %}{{ passages[0].text }}{% endblock %}", "without passages"),
+        ("{% block user %}{{ 1 // passages | length }}{% endblock %}", "without passages"),
+        (
+            "{% block user %}{% for p in passages %}{% if not p.title %}{{ p.name }}{% endif %}{% endfor %}{% endblock %}",
+            "without title",
+        ),
     ],
 )
 def test_a_broken_template_names_the_setting_and_the_fault(
