@@ -7,7 +7,6 @@ shards' rows, so that no two verbs can wait for each other. All times are the da
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
@@ -104,37 +103,30 @@ def claim_shard(
     )
 
 
-def unanswered(engine: Engine, claim: Claim, *, batch: int = 64) -> Iterator[list[Question]]:
-    """The shard's questions that have no answer yet, in order, `batch` at a time.
+def unanswered(engine: Engine, claim: Claim, *, after_idx: int = -1, batch: int = 64) -> list[Question]:
+    """The shard's first `batch` questions behind `after_idx` that have no answer yet, in order; [] at its end.
 
-    Each batch is one short transaction; nothing stays open while the caller works on it. An answer recorded between
-    two batches is skipped; one recorded after its batch was read is not.
+    One short transaction; nothing stays open while the caller works on them. A caller that goes on behind the last one
+    it was given skips what was answered in between, but not what was answered since its batch was read.
     """
-    shard = select(Shard.start_idx, Shard.end_idx).where(of(claim))
     with engine.connect() as connection:
-        bounds = connection.execute(shard).one_or_none()
-    if bounds is None:
-        return
-    next_idx, end_idx = bounds
-    while True:
+        # First, and not joined: with a shard's bounds as numbers, the planner reads a range of the index.
+        bounds = connection.execute(select(Shard.start_idx, Shard.end_idx).where(of(claim))).one_or_none()
+        if bounds is None:
+            return []
         query = (
             select(QuestionRow.idx, QuestionRow.custom_id, QuestionRow.text, QuestionRow.row_options)
             .outerjoin(AnswerRow, and_(AnswerRow.job_id == QuestionRow.job_id, AnswerRow.idx == QuestionRow.idx))
             .where(
                 QuestionRow.job_id == claim.job_id,
-                QuestionRow.idx >= next_idx,
-                QuestionRow.idx < end_idx,
+                QuestionRow.idx >= max(bounds.start_idx, after_idx + 1),
+                QuestionRow.idx < bounds.end_idx,
                 AnswerRow.idx.is_(None),
             )
             .order_by(QuestionRow.idx)
             .limit(batch)
         )
-        with engine.connect() as connection:
-            questions = [Question(*row) for row in connection.execute(query)]
-        if not questions:
-            return
-        yield questions
-        next_idx = questions[-1].idx + 1
+        return [Question(*row) for row in connection.execute(query)]
 
 
 def beat(engine: Engine, claim: Claim) -> Beat:
