@@ -16,21 +16,17 @@ from sqlalchemy import Engine, and_, case, func, or_, select, update
 from ragspec.jobs.answer import Question
 from ragspec.jobs.closing import close_if_over
 from ragspec.jobs.fence import Claim, held_by, lock_job, of, stale
-from ragspec.jobs.message import ShardMessage
 from ragspec.jobs.options import AnswerOptions
-from ragspec.jobs.sweep import sweep
 from ragspec.jobs.tables import AnswerRow, Job, QuestionRow, Shard
 
 __all__ = [
     "Beat",
     "Claim",
     "ClaimedShard",
-    "ShardMessage",
     "beat",
     "claim_shard",
     "finish_shard",
     "release",
-    "sweep",
     "unanswered",
 ]
 

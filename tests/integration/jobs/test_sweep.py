@@ -11,9 +11,10 @@ from sqlalchemy import Engine, select
 
 from ragspec.jobs.answers import record_answers
 from ragspec.jobs.cancel import cancel_job
-from ragspec.jobs.claims import beat, claim_shard, finish_shard, release, sweep
+from ragspec.jobs.claims import beat, claim_shard, finish_shard, release
 from ragspec.jobs.message import ShardMessage
 from ragspec.jobs.status import job_status
+from ragspec.jobs.sweep import sweep
 from ragspec.jobs.tables import AnswerRow
 from tests.integration.jobs.worlds import (
     MAX_ATTEMPTS,
