@@ -87,10 +87,10 @@ class Ledger:
         """See `ragspec.jobs.claims.beat`."""
         return self._try(lambda: claims.beat(self._engine, claim))
 
-    def release(self, claim: claims.Claim, *, counts: bool) -> None:
+    def release(self, claim: claims.Claim, *, counts: bool = False, resent: bool = False) -> None:
         """See `ragspec.jobs.claims.release`; tried once, for the sweep takes what a node could not hand back."""
         try:
-            claims.release(self._engine, claim, counts=counts)
+            claims.release(self._engine, claim, counts=counts, resent=resent)
         except TRANSIENT as error:
             log.warning("shard %d of job %s is not released: %s", claim.shard_no, claim.job_id, error)
 

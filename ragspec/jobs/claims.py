@@ -142,7 +142,7 @@ def beat(engine: Engine, claim: Claim) -> Beat:
     return "ok" if job_state == "in_progress" else "cancelled"
 
 
-def release(engine: Engine, claim: Claim, *, counts: bool = False) -> bool:
+def release(engine: Engine, claim: Claim, *, counts: bool = False, resent: bool = False) -> bool:
     """Hand the shard back at once: a message or the next sweep takes it from here. False if the claim was lost.
 
     Args:
@@ -150,6 +150,8 @@ def release(engine: Engine, claim: Claim, *, counts: bool = False) -> bool:
         claim: whose shard.
         counts: the try counts against `max_attempts`: True where the engine died under it, since one of the shard's
             own questions may have killed it; False for a shutdown or a cancel.
+        resent: the caller sends the shard's message itself, now. Where not, no message is known to be under way, and
+            the next sweep sends one.
     """
     with engine.begin() as connection:
         lock_job(connection, claim.job_id)
@@ -160,9 +162,7 @@ def release(engine: Engine, claim: Claim, *, counts: bool = False) -> bool:
                 state="queued",
                 tries=Shard.tries if counts else Shard.tries - 1,
                 worker=None,
-                # No message is known to be under way: the next sweep sends one. The delivery in hand, if the broker
-                # gives it back, only makes that one a no-op.
-                enqueued_at=None,
+                enqueued_at=func.clock_timestamp() if resent else None,
             )
         ).rowcount
         if released:

@@ -53,6 +53,17 @@ def test_a_shard_handed_back_is_sent_again_at_once(engine: Engine) -> None:
     assert run(engine) == [ShardMessage(job_id, 0, "bulk", 2)]
 
 
+def test_a_shard_whose_message_was_handed_back_too_is_not_sent_twice(engine: Engine) -> None:
+    """Not even while some node has that message in its hands, so that the queue seems to lack it."""
+    job_id = make_job(engine, questions=2, shard_size=2)
+    release(engine, claim(engine, job_id), counts=True, resent=True)
+
+    assert run(engine) == []
+
+    age_messages(engine, job_id)
+    assert run(engine) == [ShardMessage(job_id, 0, "bulk", 2)]
+
+
 def test_a_fresh_message_is_not_taken_for_lost(engine: Engine) -> None:
     make_job(engine)
 

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from ragspec.jobs.cancel import cancel_job
+from ragspec.jobs.sweep import sweep
 from tests.integration.jobs.worlds import age_messages
 from tests.integration.worker.yard import Yard
 
@@ -121,6 +122,7 @@ def test_a_stopped_worker_keeps_what_is_answered_and_hands_back_the_rest(yard: Y
     assert max(shard.tries for shard in shards) <= 1  # `done` keeps its one; a shard handed back has none
     assert yard.waiting() == sum(shard.state == "queued" for shard in shards)
     assert yard.unacknowledged() == 0
+    assert sweep(yard.database, stale_after=20, max_attempts=5, waiting={}) == []  # it knows of the messages
 
     yard.start_worker()  # and no sweep: the messages are all there
     assert completed(yard, job_id)
