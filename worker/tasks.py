@@ -101,7 +101,7 @@ def _answer(message: ShardMessage, link: Link, ledger: Ledger, config: Settings,
             ledger.release(shard.claim, resent=True)
             return _hand_back(message, tally)
         case "engine_lost":
-            ledger.release(shard.claim, counts=True, resent=True)
+            ledger.release(shard.claim, counts=run.outstanding > 0, resent=True)
             return _hand_back(message, f"engine lost, {tally}")
 
 

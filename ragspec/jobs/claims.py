@@ -44,12 +44,15 @@ class ClaimedShard:
         options: the job's; a row's own override them (`RowOptions.merged`).
         questions: questions in this shard, answered ones included.
         questions_total: questions of the whole job.
+        tries: claims of this shard that count against `max_attempts`, this one included. More than 1: an earlier one
+            lost its worker or its engine, perhaps to one of these questions.
     """
 
     claim: Claim
     options: AnswerOptions
     questions: int
     questions_total: int
+    tries: int
 
 
 def claim_shard(
@@ -84,7 +87,7 @@ def claim_shard(
                 claimed_at=func.clock_timestamp(),
                 heartbeat_at=func.clock_timestamp(),
             )
-            .returning(Shard.attempt, Shard.start_idx, Shard.end_idx)
+            .returning(Shard.attempt, Shard.start_idx, Shard.end_idx, Shard.tries)
         ).one_or_none()
         if claimed is None:
             return None
@@ -96,6 +99,7 @@ def claim_shard(
         options=AnswerOptions.model_validate(job.options),
         questions=claimed.end_idx - claimed.start_idx,
         questions_total=job.questions_total,
+        tries=claimed.tries,
     )
 
 

@@ -96,8 +96,11 @@ def test_handing_back_costs_no_try_unless_the_engine_died(engine: Engine) -> Non
         assert release(engine, claim(engine, job_id))
     assert shard_row(engine, job_id).tries == 0
 
-    for _ in range(MAX_ATTEMPTS):
-        assert release(engine, claim(engine, job_id), counts=True)
+    for tries in range(1, MAX_ATTEMPTS + 1):
+        claimed = try_claim(engine, job_id)
+        assert claimed is not None
+        assert claimed.tries == tries
+        assert release(engine, claimed.claim, counts=True)
 
     assert try_claim(engine, job_id) is None
 
