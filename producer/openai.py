@@ -29,8 +29,13 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "stream": (False,),
     "tools": ([],),
+    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "response_format": ({"type": "text"},),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "instructions": ("",),
 }
 
 

@@ -48,6 +48,13 @@ class ServiceUnavailableError(RagspecError):
     exit_status = 69
 
 
+class RefusedError(RagspecError):
+    """A service answered, and refused: asking the same again is no use (EX_UNAVAILABLE)."""
+
+    code = "service_refused"
+    exit_status = 69
+
+
 class ConflictError(RagspecError):
     """The request does not fit the present state: cancel of a finished job, a second `up` (EX_CANTCREAT)."""
 

@@ -60,9 +60,9 @@ def celery_app(settings: Settings) -> Celery:
         task_acks_on_failure=True,
         task_acks_on_timeout=True,
         worker_prefetch_multiplier=1,
-        # A node on SIGTERM finishes or hands back within this time; it must lie below the orchestrator's grace period.
-        worker_soft_shutdown_timeout=settings.shutdown_timeout,
-        worker_enable_soft_shutdown_on_idle=False,
+        # No soft shutdown: SIGTERM is Celery's warm one, which waits for its tasks however long they take. They end early
+        # because they see the node's drain flag, and the worker's supervisor kills a node that is not gone after
+        # `shutdown_timeout`.
         worker_cancel_long_running_tasks_on_connection_loss=False,
         # Loaded with its imports, a child takes longer to report than Celery's 4 s on a busy machine.
         worker_proc_alive_timeout=60.0,

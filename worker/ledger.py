@@ -7,6 +7,7 @@ import select
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal, TypeVar
 from uuid import UUID
 
@@ -59,8 +60,10 @@ class Ledger:
 
     def unanswered(self, claim: claims.Claim, batch: int) -> Iterator[list[Question]]:
         """The questions of the claim that have no answer, in batches; read as they are taken."""
-        batches = claims.unanswered(self._engine, claim, batch=batch)
-        return iter(lambda: self._try(lambda: next(batches, [])), [])
+        after_idx = -1
+        while questions := self._try(partial(claims.unanswered, self._engine, claim, after_idx=after_idx, batch=batch)):
+            yield questions
+            after_idx = questions[-1].idx
 
     def record(self, claim: claims.Claim, ready: Sequence[Answer]) -> int:
         """Write answers; the number of rows written, 0 where the claim is lost.
@@ -84,10 +87,10 @@ class Ledger:
         """See `ragspec.jobs.claims.beat`."""
         return self._try(lambda: claims.beat(self._engine, claim))
 
-    def release(self, claim: claims.Claim, *, counts: bool) -> None:
+    def release(self, claim: claims.Claim, *, counts: bool = False, resent: bool = False) -> None:
         """See `ragspec.jobs.claims.release`; tried once, for the sweep takes what a node could not hand back."""
         try:
-            claims.release(self._engine, claim, counts=counts)
+            claims.release(self._engine, claim, counts=counts, resent=resent)
         except TRANSIENT as error:
             log.warning("shard %d of job %s is not released: %s", claim.shard_no, claim.job_id, error)
 

@@ -1,4 +1,4 @@
-"""What a worker says of itself to whoever looks: `RAGSPEC_HOME/run/worker-<pid>.json`, rewritten while it lives."""
+"""What a worker says of itself to whoever looks: `RAGSPEC_HOME/run/worker-<host>-<pid>.json`, rewritten while it lives."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
+
+from ragspec.services.home import worker_report
 
 WorkerState = Literal["starting", "ready", "stopping"]
 
@@ -32,19 +34,14 @@ class Report:
     updated_at: float
 
 
-def write(folder: Path, report: Report) -> None:
-    """Write a report; a reader sees the old one or the new one."""
-    path = report_path(folder, report.pid)
+def write(home: Path, report: Report) -> None:
+    """Write a report of this machine; a reader sees the old one or the new one."""
+    path = worker_report(home, report.pid)
     draft = path.with_suffix(".tmp")
     draft.write_text(json.dumps(asdict(report)) + os.linesep)
     draft.replace(path)
 
 
-def remove(folder: Path, pid: int) -> None:
-    """Take a worker's report away."""
-    report_path(folder, pid).unlink(missing_ok=True)
-
-
-def report_path(folder: Path, pid: int) -> Path:
-    """Where a worker's report lies."""
-    return folder / f"worker-{pid}.json"
+def remove(home: Path, pid: int) -> None:
+    """Take the report of a worker of this machine away."""
+    worker_report(home, pid).unlink(missing_ok=True)

@@ -53,7 +53,8 @@ class ShardRun:
             link: a connection to the engine, the run's alone.
             book: PostgreSQL.
             drain: the node's wish to stop.
-            window: questions that the engine holds of this shard at most.
+            window: questions that the engine holds of this shard at most; one where an earlier try was lost, so that
+                those before the one that kills the engine, if one does, are answered first.
             heartbeat_interval: seconds between two signs of life.
         """
         self.tally = Tally()
@@ -61,13 +62,18 @@ class ShardRun:
         self._link = link
         self._book = book
         self._drain = drain
-        self._window = window
+        self._window = window if shard.tries <= 1 else 1
         self._heartbeat_interval = heartbeat_interval
         self._begin = Begin(shard.options, time.monotonic())
         self._outstanding: set[int] = set()
         self._ready: list[Answer] = []
         self._beat_at = time.monotonic() + heartbeat_interval
         self._flush_at = 0.0
+
+    @property
+    def outstanding(self) -> int:
+        """Questions that the engine was asked and has not answered: any of them may be what it died of."""
+        return len(self._outstanding)
 
     def run(self) -> Ending:
         """Answer what is unanswered, until all of it is or something ends the run.

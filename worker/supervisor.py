@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import tempfile
 import threading
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from ragspec.interpreter import PYTHON
+from ragspec.services.home import run_folder
 from ragspec.settings import Settings, child_environment
 from worker import report
 from worker.child import Child
@@ -31,8 +31,10 @@ PING_INTERVAL_S = 1.0
 REPORT_INTERVAL_S = 1.0
 #: Seconds that the resident has to stop after SIGTERM, and the kernel to bury what SIGKILL ended.
 LAST_GRACE_S = 6.0
-#: Longest path of a Unix socket that is safe everywhere: macOS takes 104 bytes, its NUL included.
-MAX_SOCKET_PATH = 100
+#: The engine's socket, in a folder of its own.
+SOCKET = "engine.sock"
+#: Longest path, in bytes, of that folder's parent: macOS takes 104 for a socket's whole path, its NUL included.
+MAX_SOCKET_PARENT = 70
 
 
 def run(settings: Settings, resident: Sequence[str] = RESIDENT) -> int:
@@ -45,28 +47,24 @@ def run(settings: Settings, resident: Sequence[str] = RESIDENT) -> int:
     Returns:
         The exit status: 0, or the resident's where it can never become ready.
     """
-    folder = settings.home / "run"
-    folder.mkdir(parents=True, exist_ok=True)
-    socket_folder = folder
-    if len(os.fsencode(folder / _socket_name())) > MAX_SOCKET_PATH:
-        socket_folder = Path(tempfile.mkdtemp(prefix="ragspec-"))  # readable by the owner only
-    try:
-        return _Supervisor(settings, resident, folder, socket_folder / _socket_name()).run()
-    finally:
-        report.remove(folder, os.getpid())
-        (socket_folder / _socket_name()).unlink(missing_ok=True)
-        if socket_folder != folder:
-            shutil.rmtree(socket_folder, ignore_errors=True)
+    run_folder(settings.home).mkdir(parents=True, exist_ok=True)
+    # Of the owner alone, and of this process alone: containers that share a home may share process ids too.
+    with tempfile.TemporaryDirectory(prefix="ragspec-", dir=_socket_parent()) as folder:
+        try:
+            return _Supervisor(settings, resident, Path(folder) / SOCKET).run()
+        finally:
+            report.remove(settings.home, os.getpid())
 
 
-def _socket_name() -> str:
-    return f"engine-{os.getpid()}.sock"
+def _socket_parent() -> Path:
+    """The folder for temporary files, unless its path is too long for a socket in it."""
+    usual = Path(tempfile.gettempdir())
+    return usual if len(os.fsencode(usual)) <= MAX_SOCKET_PARENT else Path("/tmp")  # noqa: S108 - only a parent
 
 
 class _Supervisor:
-    def __init__(self, settings: Settings, resident: Sequence[str], folder: Path, socket: Path) -> None:
+    def __init__(self, settings: Settings, resident: Sequence[str], socket: Path) -> None:
         self._settings = settings
-        self._folder = folder
         self._socket = socket
         self._state: report.WorkerState = "starting"
         self._stop = threading.Event()
@@ -174,7 +172,7 @@ class _Supervisor:
             return
         self._reported_at = now
         report.write(
-            self._folder,
+            self._settings.home,
             report.Report(os.getpid(), self._state, str(self._socket), self._model, self._steps, time.time()),
         )
 

@@ -85,7 +85,7 @@ def _answer(message: ShardMessage, link: Link, ledger: Ledger, config: Settings,
     try:
         ending = run.run()
     except ServiceUnavailableError:
-        ledger.release(shard.claim, counts=False)
+        ledger.release(shard.claim, resent=True)
         raise
     tally = f"{run.tally.completed} answered, {run.tally.failed} failed"
     match ending:
@@ -95,13 +95,13 @@ def _answer(message: ShardMessage, link: Link, ledger: Ledger, config: Settings,
         case "lost":
             return f"lost: {tally}"
         case "cancelled":
-            ledger.release(shard.claim, counts=False)
+            ledger.release(shard.claim)
             return f"cancelled: {tally}"
         case "drained":
-            ledger.release(shard.claim, counts=False)
+            ledger.release(shard.claim, resent=True)
             return _hand_back(message, tally)
         case "engine_lost":
-            ledger.release(shard.claim, counts=True)
+            ledger.release(shard.claim, counts=run.outstanding > 0, resent=True)
             return _hand_back(message, f"engine lost, {tally}")
 
 

@@ -63,15 +63,17 @@ def ingest(paths: tuple[str, ...], collection: str, *, prune: bool, as_json: boo
 
 
 @click.command()
+@click.option("--documents", is_flag=True, help="Count documents too; this reads every passage's metadata.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per collection.")
 @click.option("--delete", "doomed", metavar="NAME", help="Delete this collection.")
 @click.option("--yes", is_flag=True, help="Delete without asking.")
-def collections(*, as_json: bool, doomed: str | None, yes: bool) -> None:
+def collections(*, documents: bool, as_json: bool, doomed: str | None, yes: bool) -> None:
     """List collections, or delete one.
 
     \b
     Example:
       ragspec collections
+      ragspec collections --documents
       ragspec collections --delete handbook --yes
     """
     from ragspec.corpus.store import open_store
@@ -84,7 +86,9 @@ def collections(*, as_json: bool, doomed: str | None, yes: bool) -> None:
             store.delete(doomed)
             click.echo(f"Deleted {doomed}.")
             return
-        rows = [{**asdict(store.describe(name)), "documents": store.count_documents(name)} for name in store.names()]
+        rows = [asdict(store.describe(name)) for name in store.names()]
+        if documents:
+            rows = [{**row, "documents": store.count_documents(row["name"])} for row in rows]
     if as_json:
         for row in rows:
             click.echo(json.dumps(row))
@@ -92,10 +96,11 @@ def collections(*, as_json: bool, doomed: str | None, yes: bool) -> None:
         click.echo("There is no collection yet: `ragspec ingest PATH --collection NAME` makes one.")
     else:
         width = max(len("collection"), *(len(row["name"]) for row in rows))
-        click.echo(f"{'collection':<{width}}  {'passages':>9}  {'documents':>9}  embedder")
+        counts = ("passages", "documents") if documents else ("passages",)
+        click.echo("  ".join([f"{'collection':<{width}}", *(f"{name:>9}" for name in counts), "embedder"]))
         for row in rows:
             embedder = row["embedder"] or "(not built by ragspec)"
-            click.echo(f"{row['name']:<{width}}  {row['passages']:>9}  {row['documents']:>9}  {embedder}")
+            click.echo("  ".join([f"{row['name']:<{width}}", *(f"{row[name]:>9}" for name in counts), embedder]))
 
 
 @click.command()

@@ -47,7 +47,7 @@ def down() -> None:
 
 
 @click.command()
-@click.option("--check", is_flag=True, help="Run none; succeed if one of this RAGSPEC_HOME is ready.")
+@click.option("--check", is_flag=True, help="Run none; succeed if one of this RAGSPEC_HOME is ready on this machine.")
 def worker(*, check: bool) -> None:
     """Run one worker: the resident engine and its Celery nodes. Ctrl-C hands back what is unanswered.
 

@@ -8,8 +8,10 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import httpx
+
 from ragspec.corpus.passage import Passage
-from ragspec.errors import ServiceUnavailableError, SettingsError
+from ragspec.errors import RefusedError, ServiceUnavailableError, SettingsError
 from ragspec.settings import PREFIX
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Where vector stores put a document's score, if anywhere.
 _SCORE_KEYS = ("score", "relevance_score", "similarity")
+#: What a network that fails raises; `OSError` covers ConnectionError, TimeoutError and what `requests` raises.
+_AWAY = (OSError, httpx.TransportError)
 
 
 class ForeignRetriever:
@@ -31,7 +35,8 @@ class ForeignRetriever:
         """See `Retriever`.
 
         Raises:
-            ServiceUnavailableError: code `retriever_failed`, with what it raised.
+            ServiceUnavailableError: what it asks does not answer; code `retriever_failed`, with what it raised.
+            RefusedError: it failed in another way; same code.
         """
         del collection
         if not questions or top_k == 0:
@@ -39,7 +44,8 @@ class ForeignRetriever:
         try:
             found = self._retriever.batch(list(questions))
         except Exception as error:  # whatever a foreign library raises
-            raise ServiceUnavailableError(
+            kind = ServiceUnavailableError if _is_away(error) else RefusedError
+            raise kind(
                 f"{PREFIX}RETRIEVER={self._name} failed: {type(error).__name__}: {error}", code="retriever_failed"
             ) from error
         return [[_passage(document) for document in documents[:top_k]] for documents in found]
@@ -70,6 +76,18 @@ def load_foreign_retriever(name: str) -> ForeignRetriever:
     if not isinstance(found, BaseRetriever):
         raise SettingsError(f"{setting}: is a {type(found).__name__}, not a LangChain BaseRetriever.")
     return ForeignRetriever(name, found)
+
+
+def _is_away(error: BaseException) -> bool:
+    """Whether a service that did not answer is behind an error, itself or as a cause: libraries like to wrap theirs."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        if isinstance(cause, _AWAY):
+            return True
+        seen.append(cause)
+        cause = cause.__cause__
+    return False
 
 
 def _passage(document: Document) -> Passage:

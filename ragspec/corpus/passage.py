@@ -36,6 +36,7 @@ class Retriever(Protocol):
 
         Raises:
             NotFoundError: the collection does not exist.
-            ServiceUnavailableError: the store does not answer.
+            ServiceUnavailableError: the store does not answer; the same search may succeed later.
+            RefusedError: the store refuses, perhaps one of the questions.
         """
         ...

@@ -12,8 +12,8 @@ from chromadb.api.models.Collection import Collection
 
 from ragspec.corpus.embedder import Embedder
 from ragspec.corpus.passage import Passage, Retriever
-from ragspec.corpus.store import Store, embedder_of, open_store, require_embedder
-from ragspec.errors import ServiceUnavailableError
+from ragspec.corpus.store import AWAY, Store, embedder_of, open_store, require_embedder
+from ragspec.errors import RefusedError, ServiceUnavailableError
 from ragspec.settings import Settings
 
 
@@ -45,6 +45,7 @@ class ChromaRetriever:
         Raises:
             InputError: code `embedder_mismatch`: the collection was built with another embedder.
             NotFoundError: code `unknown_collection`.
+            RefusedError: Chroma refuses, perhaps one question's vector.
             ServiceUnavailableError: Chroma does not answer.
         """
         if not questions or top_k == 0:
@@ -56,11 +57,13 @@ class ChromaRetriever:
             except chromadb.errors.NotFoundError:  # deleted since it was opened, perhaps made anew
                 del self._opened[collection]
                 found = self._query(self._open(collection), vectors, top_k)
-        except (httpx.HTTPError, chromadb.errors.ChromaError) as error:
+        except AWAY as error:
             raise ServiceUnavailableError(
-                f"Chroma cannot answer from collection {collection!r}: {error or type(error).__name__}.",
+                f"Chroma does not answer from collection {collection!r}: {str(error) or type(error).__name__}.",
                 "Is it running?",
             ) from error
+        except (httpx.HTTPError, chromadb.errors.ChromaError) as error:
+            raise RefusedError(f"Chroma refuses to search collection {collection!r}: {error}.") from error
         rows = zip(found["ids"], found["documents"], found["metadatas"], found["distances"], strict=True)
         return [sorted(_passages(*row), key=lambda passage: (-passage.score, passage.id)) for row in rows]
 

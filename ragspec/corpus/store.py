@@ -19,7 +19,7 @@ from chromadb.api.client import Client
 from chromadb.api.models.Collection import Collection
 from chromadb.config import Settings as ChromaSettings
 
-from ragspec.errors import InputError, NotFoundError, ServiceUnavailableError, SettingsError
+from ragspec.errors import InputError, NotFoundError, RefusedError, ServiceUnavailableError, SettingsError
 from ragspec.models import model_label
 from ragspec.settings import PREFIX, Settings
 
@@ -37,6 +37,9 @@ NAME_RULE = (
 )
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{1,510}[a-zA-Z0-9]")
 _ADDRESS = re.compile(r"\d{1,3}(\.\d{1,3}){3}")
+
+#: What Chroma's client raises where the same call may succeed a moment later.
+AWAY = (httpx.TransportError, chromadb.errors.RateLimitError)
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -68,15 +71,15 @@ def reported(call: Callable[_P, _T]) -> Callable[_P, _T]:
     def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
             return call(*args, **kwargs)
-        except httpx.HTTPError as error:
+        except AWAY as error:
             raise ServiceUnavailableError(
-                f"Chroma does not answer: {error or type(error).__name__}.",
+                f"Chroma does not answer: {str(error) or type(error).__name__}.",
                 f"Is it running? `ragspec up` starts one; {PREFIX}CHROMA_URL names another.",
             ) from error
         except chromadb.errors.NotFoundError as error:
             raise NotFoundError(f"The collection is gone: {error}", code="unknown_collection") from error
-        except chromadb.errors.ChromaError as error:
-            raise ServiceUnavailableError(f"Chroma refuses: {error}.", "Its own log may say more.") from error
+        except (httpx.HTTPError, chromadb.errors.ChromaError) as error:
+            raise RefusedError(f"Chroma refuses: {error}.", "Its own log may say more.") from error
 
     return wrapper
 

@@ -7,7 +7,6 @@ shards' rows, so that no two verbs can wait for each other. All times are the da
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
@@ -17,21 +16,17 @@ from sqlalchemy import Engine, and_, case, func, or_, select, update
 from ragspec.jobs.answer import Question
 from ragspec.jobs.closing import close_if_over
 from ragspec.jobs.fence import Claim, held_by, lock_job, of, stale
-from ragspec.jobs.message import ShardMessage
 from ragspec.jobs.options import AnswerOptions
-from ragspec.jobs.sweep import sweep
 from ragspec.jobs.tables import AnswerRow, Job, QuestionRow, Shard
 
 __all__ = [
     "Beat",
     "Claim",
     "ClaimedShard",
-    "ShardMessage",
     "beat",
     "claim_shard",
     "finish_shard",
     "release",
-    "sweep",
     "unanswered",
 ]
 
@@ -49,12 +44,15 @@ class ClaimedShard:
         options: the job's; a row's own override them (`RowOptions.merged`).
         questions: questions in this shard, answered ones included.
         questions_total: questions of the whole job.
+        tries: claims of this shard that count against `max_attempts`, this one included. More than 1: an earlier one
+            lost its worker or its engine, perhaps to one of these questions.
     """
 
     claim: Claim
     options: AnswerOptions
     questions: int
     questions_total: int
+    tries: int
 
 
 def claim_shard(
@@ -89,7 +87,7 @@ def claim_shard(
                 claimed_at=func.clock_timestamp(),
                 heartbeat_at=func.clock_timestamp(),
             )
-            .returning(Shard.attempt, Shard.start_idx, Shard.end_idx)
+            .returning(Shard.attempt, Shard.start_idx, Shard.end_idx, Shard.tries)
         ).one_or_none()
         if claimed is None:
             return None
@@ -101,40 +99,34 @@ def claim_shard(
         options=AnswerOptions.model_validate(job.options),
         questions=claimed.end_idx - claimed.start_idx,
         questions_total=job.questions_total,
+        tries=claimed.tries,
     )
 
 
-def unanswered(engine: Engine, claim: Claim, *, batch: int = 64) -> Iterator[list[Question]]:
-    """The shard's questions that have no answer yet, in order, `batch` at a time.
+def unanswered(engine: Engine, claim: Claim, *, after_idx: int = -1, batch: int = 64) -> list[Question]:
+    """The shard's first `batch` questions behind `after_idx` that have no answer yet, in order; [] at its end.
 
-    Each batch is one short transaction; nothing stays open while the caller works on it. An answer recorded between
-    two batches is skipped; one recorded after its batch was read is not.
+    One short transaction; nothing stays open while the caller works on them. A caller that goes on behind the last one
+    it was given skips what was answered in between, but not what was answered since its batch was read.
     """
-    shard = select(Shard.start_idx, Shard.end_idx).where(of(claim))
     with engine.connect() as connection:
-        bounds = connection.execute(shard).one_or_none()
-    if bounds is None:
-        return
-    next_idx, end_idx = bounds
-    while True:
+        # First, and not joined: with a shard's bounds as numbers, the planner reads a range of the index.
+        bounds = connection.execute(select(Shard.start_idx, Shard.end_idx).where(of(claim))).one_or_none()
+        if bounds is None:
+            return []
         query = (
             select(QuestionRow.idx, QuestionRow.custom_id, QuestionRow.text, QuestionRow.row_options)
             .outerjoin(AnswerRow, and_(AnswerRow.job_id == QuestionRow.job_id, AnswerRow.idx == QuestionRow.idx))
             .where(
                 QuestionRow.job_id == claim.job_id,
-                QuestionRow.idx >= next_idx,
-                QuestionRow.idx < end_idx,
+                QuestionRow.idx >= max(bounds.start_idx, after_idx + 1),
+                QuestionRow.idx < bounds.end_idx,
                 AnswerRow.idx.is_(None),
             )
             .order_by(QuestionRow.idx)
             .limit(batch)
         )
-        with engine.connect() as connection:
-            questions = [Question(*row) for row in connection.execute(query)]
-        if not questions:
-            return
-        yield questions
-        next_idx = questions[-1].idx + 1
+        return [Question(*row) for row in connection.execute(query)]
 
 
 def beat(engine: Engine, claim: Claim) -> Beat:
@@ -154,7 +146,7 @@ def beat(engine: Engine, claim: Claim) -> Beat:
     return "ok" if job_state == "in_progress" else "cancelled"
 
 
-def release(engine: Engine, claim: Claim, *, counts: bool = False) -> bool:
+def release(engine: Engine, claim: Claim, *, counts: bool = False, resent: bool = False) -> bool:
     """Hand the shard back at once: a message or the next sweep takes it from here. False if the claim was lost.
 
     Args:
@@ -162,6 +154,8 @@ def release(engine: Engine, claim: Claim, *, counts: bool = False) -> bool:
         claim: whose shard.
         counts: the try counts against `max_attempts`: True where the engine died under it, since one of the shard's
             own questions may have killed it; False for a shutdown or a cancel.
+        resent: the caller sends the shard's message itself, now. Where not, no message is known to be under way, and
+            the next sweep sends one.
     """
     with engine.begin() as connection:
         lock_job(connection, claim.job_id)
@@ -172,9 +166,7 @@ def release(engine: Engine, claim: Claim, *, counts: bool = False) -> bool:
                 state="queued",
                 tries=Shard.tries if counts else Shard.tries - 1,
                 worker=None,
-                # No message is known to be under way: the next sweep sends one. The delivery in hand, if the broker
-                # gives it back, only makes that one a no-op.
-                enqueued_at=None,
+                enqueued_at=func.clock_timestamp() if resent else None,
             )
         ).rowcount
         if released:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,14 @@ LEAST_FREE_BYTES = 512_000_000
 def run_folder(home: Path) -> Path:
     """What runs now."""
     return home / "run"
+
+
+def worker_report(home: Path, pid: int | str) -> Path:
+    """Where the worker with this process id says how it fares.
+
+    Containers that share a home count their processes from 1 each, hence the host's name; "*" is any worker of this one.
+    """
+    return run_folder(home) / f"worker-{platform.node()}-{pid}.json"
 
 
 def log_of(home: Path, part: str) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ragspec.errors import ServiceUnavailableError
 from ragspec.interpreter import PYTHON
-from ragspec.services.home import run_folder
+from ragspec.services.home import worker_report
 from ragspec.services.part import Part
 from ragspec.settings import Settings
 
@@ -37,9 +37,9 @@ def worker_part(settings: Settings, log: Path, environment: Mapping[str, str]) -
 
 
 def probe_worker(home: Path, pid: int) -> str | None:
-    """None if the worker with this process id is ready for questions, else what it is doing."""
+    """None if this machine's worker with this process id is ready for questions, else what it is doing."""
     try:
-        said = json.loads((run_folder(home) / f"worker-{pid}.json").read_text())
+        said = json.loads(worker_report(home, pid).read_text())
         state, model = said["state"], said.get("model")
     except (OSError, ValueError, TypeError, KeyError):
         return "starting"
@@ -49,17 +49,18 @@ def probe_worker(home: Path, pid: int) -> str | None:
 
 
 def require_ready_worker(home: Path) -> None:
-    """See that a worker of this home is ready and has said so of late.
+    """See that a worker of this home is ready on this machine and has said so of late.
 
     Raises:
         ServiceUnavailableError: none has; says what they are doing.
     """
     doing = []
-    for report in run_folder(home).glob("worker-*.json"):
-        pid = int(report.stem.removeprefix("worker-"))
+    reports = worker_report(home, "*")
+    for report in reports.parent.glob(reports.name):
+        pid = int(report.stem.rpartition("-")[2])
         silence = time.time() - report.stat().st_mtime
         waiting_for = f"silent for {silence:.0f} s" if silence > _SILENCE else probe_worker(home, pid)
         if waiting_for is None:
             return
         doing.append(f"process {pid}: {waiting_for}")
-    raise ServiceUnavailableError(f"No worker is ready in {home}: {'; '.join(doing) or 'none runs'}.")
+    raise ServiceUnavailableError(f"No worker of this machine is ready in {home}: {'; '.join(doing) or 'none runs'}.")

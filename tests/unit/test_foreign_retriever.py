@@ -5,20 +5,28 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
+import httpx
 import pytest
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 
 from ragspec.corpus.foreign import load_foreign_retriever
-from ragspec.errors import ServiceUnavailableError, SettingsError
+from ragspec.errors import RagspecError, RefusedError, ServiceUnavailableError, SettingsError
 
 
 class Echo(BaseRetriever):
     """Answers with the question itself, then with a document that has a name and a score."""
 
     def _get_relevant_documents(self, query: str) -> list[Document]:
-        if query == "boom":
-            raise RuntimeError("index is gone")
+        match query:
+            case "boom":
+                raise RuntimeError("index is gone")
+            case "reset":
+                raise ConnectionResetError("index is gone")
+            case "slow":
+                raise httpx.ReadTimeout("index is gone")
+            case "wrapped":
+                raise RuntimeError("index is gone") from TimeoutError()
         named = Document(id="d7", page_content="x", metadata={"score": 0.5, "source": "s.md", "title": "T", "set": {1}})
         return [Document(page_content=query), named, Document(page_content="third")]
 
@@ -55,8 +63,17 @@ def test_a_wrong_import_path_names_the_setting(name: str) -> None:
         load_foreign_retriever(name)
 
 
-def test_a_failing_retriever_has_a_code() -> None:
-    with pytest.raises(ServiceUnavailableError, match="index is gone") as caught:
-        load_foreign_retriever("somewhere:instance").retrieve(["boom"], "", 1)
+@pytest.mark.parametrize(
+    ("question", "kind"),
+    [
+        ("boom", RefusedError),
+        ("reset", ServiceUnavailableError),
+        ("slow", ServiceUnavailableError),
+        ("wrapped", ServiceUnavailableError),
+    ],
+)
+def test_a_failing_retriever_has_a_code_and_says_whether_to_ask_again(question: str, kind: type[RagspecError]) -> None:
+    with pytest.raises(kind, match="index is gone") as caught:
+        load_foreign_retriever("somewhere:instance").retrieve([question], "", 1)
 
     assert caught.value.error_code == "retriever_failed"

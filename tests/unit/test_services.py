@@ -19,7 +19,7 @@ from ragspec.services import postgres
 from ragspec.services.account import unprivileged_account
 from ragspec.services.child import await_health, start, stop
 from ragspec.services.flower import choose_flower_port, flower_part
-from ragspec.services.home import prepare_home
+from ragspec.services.home import prepare_home, worker_report
 from ragspec.services.interrupts import Interrupts
 from ragspec.services.part import Part
 from ragspec.services.ports import LOOPBACK, free_port, is_taken
@@ -147,7 +147,7 @@ def test_flower_shows_arguments_and_keeps_its_password_off_the_command_line(tmp_
 
 def test_a_worker_is_well_once_it_says_ready(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    says = tmp_path / "run" / "worker-7.json"
+    says = worker_report(tmp_path, 7)
     before = probe_worker(tmp_path, 7)
     says.write_text('{"state": "starting", "model": "smol"}')
     during = probe_worker(tmp_path, 7)
@@ -156,9 +156,22 @@ def test_a_worker_is_well_once_it_says_ready(tmp_path: Path) -> None:
     assert (before, during, probe_worker(tmp_path, 7)) == ("starting", "loading the model smol", None)
 
 
+def test_a_worker_elsewhere_with_the_same_process_id_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    worker_report(tmp_path, 7).write_text('{"state": "ready"}')
+
+    monkeypatch.setattr("platform.node", lambda: "elsewhere")
+
+    assert probe_worker(tmp_path, 7) == "starting"
+    with pytest.raises(ServiceUnavailableError, match="none runs"):
+        require_ready_worker(tmp_path)
+
+
 def test_a_silent_worker_does_not_count_as_ready(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    says = tmp_path / "run" / "worker-7.json"
+    says = worker_report(tmp_path, 7)
     says.write_text('{"state": "ready"}')
     require_ready_worker(tmp_path)
 

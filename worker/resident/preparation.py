@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ragspec.corpus.passage import Passage, Retriever
-from ragspec.errors import RagspecError, ServiceUnavailableError
+from ragspec.errors import RagspecError, RefusedError, ServiceUnavailableError
 from ragspec.jobs.answer import Answer
 from worker.resident.outcome import Identity, failed, without_context
 from worker.resident.parts import BuiltPrompt, PromptWriter
@@ -68,18 +68,18 @@ class Preparation:
         started = time.monotonic()
         try:
             found = self._retrieve([ticket.question.text for ticket in tickets], collection, top_k)
-        except ServiceUnavailableError as error:
-            yield from ((ticket, failed(ticket, error, self.identity, "retrieval_failed")) for ticket in tickets)
-        except RagspecError as error:
-            yield from ((ticket, failed(ticket, error, self.identity)) for ticket in tickets)
         except Exception as error:
-            if len(tickets) > 1:  # one of them is to blame: find out which
+            known = isinstance(error, RagspecError)
+            of_all = known and not isinstance(error, RefusedError)  # a store that is away, a collection that is gone
+            if not of_all and len(tickets) > 1:  # one of them is to blame: find out which
                 log.exception("retrieval of %d questions failed; trying them one by one", len(tickets))
                 for ticket in tickets:
                     yield from self._group([ticket], collection, top_k)
-            else:
+                return
+            if not known:
                 log.exception("retrieval failed for question %s", tickets[0].question.custom_id)
-                yield tickets[0], failed(tickets[0], error, self.identity)
+            code = "retrieval_failed" if isinstance(error, RefusedError | ServiceUnavailableError) else None
+            yield from ((ticket, failed(ticket, error, self.identity, code)) for ticket in tickets)
         else:
             elapsed = time.monotonic() - started
             for ticket, passages in zip(tickets, found, strict=True):

@@ -61,7 +61,7 @@ def test_retry_runs_the_failed_rows_and_only_them(engine: Engine) -> None:
     assert (status.state, status.completed, status.failed) == ("in_progress", 3, 0)
     assert [message.shard_no for message in queued_shards(engine, job_id)] == [1]
     again = claim(engine, job_id, 1)
-    assert [[question.idx for question in batch] for batch in unanswered(engine, again)] == [[2]]
+    assert [question.idx for question in unanswered(engine, again)] == [2]
     record_answers(engine, again, [completed(2, "now")])
     assert finish_shard(engine, again)
     assert answer_texts(engine, job_id) == {0: "Paris", 1: "Paris", 2: "now", 3: "Paris"}

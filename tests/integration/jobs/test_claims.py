@@ -96,8 +96,11 @@ def test_handing_back_costs_no_try_unless_the_engine_died(engine: Engine) -> Non
         assert release(engine, claim(engine, job_id))
     assert shard_row(engine, job_id).tries == 0
 
-    for _ in range(MAX_ATTEMPTS):
-        assert release(engine, claim(engine, job_id), counts=True)
+    for tries in range(1, MAX_ATTEMPTS + 1):
+        claimed = try_claim(engine, job_id)
+        assert claimed is not None
+        assert claimed.tries == tries
+        assert release(engine, claimed.claim, counts=True)
 
     assert try_claim(engine, job_id) is None
 
@@ -204,15 +207,18 @@ def test_an_answer_outside_the_shard_is_a_programming_error(engine: Engine) -> N
         record_answers(engine, claim(engine, job_id), [completed(2)])
 
 
-def test_unanswered_yields_only_what_has_no_answer_in_order_and_batches(engine: Engine) -> None:
+def test_unanswered_gives_only_what_has_no_answer_in_order_and_batches(engine: Engine) -> None:
     job_id = make_job(engine, questions=7, shard_size=5)
     held = claim(engine, job_id)
     record_answers(engine, held, [completed(1), failed(3)])
 
-    batches = list(unanswered(engine, held, batch=2))
+    first = unanswered(engine, held, batch=2)
+    rest = unanswered(engine, held, after_idx=first[-1].idx, batch=2)
 
-    assert [[question.idx for question in batch] for batch in batches] == [[0, 2], [4]]
-    assert Question(0, "q0", "question 0?", {}) == batches[0][0]
+    assert [[question.idx for question in batch] for batch in (first, rest)] == [[0, 2], [4]]
+    assert unanswered(engine, held, after_idx=4) == []
+    assert [question.idx for question in unanswered(engine, claim(engine, job_id, 1))] == [5, 6]
+    assert Question(0, "q0", "question 0?", {}) == first[0]
 
 
 def test_the_last_finished_shard_closes_the_job_once(engine: Engine) -> None:

@@ -11,9 +11,10 @@ from sqlalchemy import Engine, select
 
 from ragspec.jobs.answers import record_answers
 from ragspec.jobs.cancel import cancel_job
-from ragspec.jobs.claims import beat, claim_shard, finish_shard, release, sweep
+from ragspec.jobs.claims import beat, claim_shard, finish_shard, release
 from ragspec.jobs.message import ShardMessage
 from ragspec.jobs.status import job_status
+from ragspec.jobs.sweep import sweep
 from ragspec.jobs.tables import AnswerRow
 from tests.integration.jobs.worlds import (
     MAX_ATTEMPTS,
@@ -49,6 +50,17 @@ def test_a_shard_handed_back_is_sent_again_at_once(engine: Engine) -> None:
     job_id = make_job(engine, questions=2, shard_size=2)
     release(engine, claim(engine, job_id))
 
+    assert run(engine) == [ShardMessage(job_id, 0, "bulk", 2)]
+
+
+def test_a_shard_whose_message_was_handed_back_too_is_not_sent_twice(engine: Engine) -> None:
+    """Not even while some node has that message in its hands, so that the queue seems to lack it."""
+    job_id = make_job(engine, questions=2, shard_size=2)
+    release(engine, claim(engine, job_id), counts=True, resent=True)
+
+    assert run(engine) == []
+
+    age_messages(engine, job_id)
     assert run(engine) == [ShardMessage(job_id, 0, "bulk", 2)]
 
 

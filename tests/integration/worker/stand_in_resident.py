@@ -1,12 +1,13 @@
 """A resident process with a stand-in engine: everything around the model is the real thing.
 
 `RAGSPEC_HOME/stand-in.json` says how the engine behaves: `step_s`, seconds a step takes; `hang_at`, the question at
-which the first engine of this home hangs.
+which the first engine of this home hangs; `die_at`, the one at which every engine dies.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 
 from ragspec.settings import Settings
@@ -25,6 +26,8 @@ def load(settings: Settings) -> Parts:
         if knobs.get("hang_at") in questions and not hung.exists():
             hung.touch()
             time.sleep(1000)
+        if knobs.get("die_at") in questions:
+            os._exit(1)
 
     return stand_in_parts(StandInEngine(settings.max_batch, on_step))
 

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from ragspec.jobs.cancel import cancel_job
+from ragspec.jobs.sweep import sweep
 from tests.integration.jobs.worlds import age_messages
 from tests.integration.worker.yard import Yard
 
@@ -77,6 +78,15 @@ def test_a_resident_killed_in_mid_shard_costs_no_answer(yard: Yard) -> None:
     assert max(shard.tries for shard in yard.shards(job_id)) == 2
 
 
+def test_a_question_that_kills_every_engine_takes_none_before_it_along(yard: Yard) -> None:
+    yard.behave(die_at="question 10?")
+    yard.start_worker()
+    job_id = yard.submit(SHARD_SIZE, SHARD_SIZE)
+
+    yard.until(lambda: yard.answered(job_id) == 10)  # 8 and 9 shared a batch with it at first
+    assert yard.texts(job_id).keys() == set(range(10))
+
+
 def test_a_hung_engine_is_killed_and_its_work_done_by_the_next(yard: Yard) -> None:
     yard.behave(hang_at="question 50?")
     worker = yard.start_worker()
@@ -121,6 +131,7 @@ def test_a_stopped_worker_keeps_what_is_answered_and_hands_back_the_rest(yard: Y
     assert max(shard.tries for shard in shards) <= 1  # `done` keeps its one; a shard handed back has none
     assert yard.waiting() == sum(shard.state == "queued" for shard in shards)
     assert yard.unacknowledged() == 0
+    assert sweep(yard.database, stale_after=20, max_attempts=5, waiting={}) == []  # it knows of the messages
 
     yard.start_worker()  # and no sweep: the messages are all there
     assert completed(yard, job_id)

@@ -23,6 +23,7 @@ from sqlalchemy import Engine, func, select
 from ragspec.jobs.message import ShardMessage
 from ragspec.jobs.tables import AnswerRow, Job, Shard
 from ragspec.queue import celery_app, send_shards, waiting
+from ragspec.services.home import worker_report
 from ragspec.settings import Settings, child_environment
 from tests.integration.jobs.worlds import make_job
 
@@ -149,7 +150,7 @@ class Worker:
 
     def __init__(self, process: subprocess.Popen[bytes], home: Path) -> None:
         self.process = process
-        self.report_path = home / "run" / f"worker-{process.pid}.json"
+        self.report_path = worker_report(home, process.pid)
 
     def report(self) -> dict[str, Any]:
         return json.loads(self.report_path.read_text()) if self.report_path.exists() else {}

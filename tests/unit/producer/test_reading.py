@@ -241,6 +241,22 @@ def test_openai_batch_lines_are_read_as_they_are(tmp_path: Path) -> None:
     ]
 
 
+def test_what_a_batch_line_spells_out_but_does_not_change_is_accepted(tmp_path: Path) -> None:
+    harmless = {
+        "n": 1,
+        "stream": False,
+        "tools": [],
+        "tool_choice": "auto",
+        "response_format": {"type": "text"},
+        "frequency_penalty": 0,
+        "presence_penalty": 0.0,
+        "logit_bias": {},
+        "instructions": None,
+    }
+
+    assert read(write(tmp_path, "q.jsonl", batch_line(body=harmless))) == [ParsedRow(1, "a", "Who?", {})]
+
+
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
@@ -251,6 +267,11 @@ def test_openai_batch_lines_are_read_as_they_are(tmp_path: Path) -> None:
         ({"body": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}}, "unsupported_content"),
         ({"body": {"n": 2}}, "unsupported_parameter"),
         ({"body": {"tools": [{}]}}, "unsupported_parameter"),
+        ({"body": {"tool_choice": "required"}}, "unsupported_parameter"),
+        ({"body": {"frequency_penalty": 0.5}}, "unsupported_parameter"),
+        ({"body": {"presence_penalty": -1}}, "unsupported_parameter"),
+        ({"body": {"logit_bias": {"50256": -100}}}, "unsupported_parameter"),
+        ({"body": {"instructions": "Be brief."}}, "unsupported_parameter"),
         ({"body": {"top_p": 0}}, "bad_option"),
     ],
 )

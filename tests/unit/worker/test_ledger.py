@@ -12,7 +12,7 @@ from sqlalchemy.exc import DataError, OperationalError
 
 from ragspec.errors import ServiceUnavailableError
 from ragspec.jobs import answers, claims
-from ragspec.jobs.answer import Answer
+from ragspec.jobs.answer import Answer, Question
 from ragspec.jobs.claims import Claim
 from worker.drain import Drain
 from worker.ledger import Ledger
@@ -48,6 +48,26 @@ def test_a_server_that_comes_back_goes_unnoticed(
     monkeypatch.setattr(claims, "beat", failing([AWAY, AWAY], "ok"))
 
     assert Ledger(database, drain, patience=20).beat(CLAIM) == "ok"
+
+
+def test_a_server_that_goes_away_between_two_batches_hides_no_question(
+    monkeypatch: pytest.MonkeyPatch, database: Engine, drain: Drain
+) -> None:
+    errors: list[Exception] = []
+
+    def unanswered(_: Engine, __: Claim, *, after_idx: int, batch: int) -> list[Question]:
+        if errors:
+            raise errors.pop(0)
+        return [Question(idx, f"q{idx}", "?") for idx in range(after_idx + 1, 5)][:batch]
+
+    monkeypatch.setattr(claims, "unanswered", unanswered)
+    batches = Ledger(database, drain, patience=20).unanswered(CLAIM, 2)
+    given = [*next(batches)]
+    errors += [AWAY, AWAY]
+    for batch in batches:
+        given += batch
+
+    assert [question.idx for question in given] == [0, 1, 2, 3, 4]
 
 
 def test_a_server_that_stays_away_is_an_error(monkeypatch: pytest.MonkeyPatch, database: Engine, drain: Drain) -> None:

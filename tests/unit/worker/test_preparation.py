@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ragspec.corpus.passage import Passage
-from ragspec.errors import NotFoundError, ServiceUnavailableError
+from ragspec.errors import NotFoundError, RefusedError, ServiceUnavailableError
 from ragspec.jobs.answer import Answer, Question
 from ragspec.jobs.options import AnswerOptions
 from tests.worker_stand_in import PASSAGE, StandInPrompts, StandInRetriever
@@ -127,6 +127,20 @@ def test_one_question_that_breaks_the_retriever_fails_alone() -> None:
         outcomes["1"].error_code,
         outcomes["1"].error_message,
     ) == ("internal_error", "ZeroDivisionError: bad vector")
+
+
+def test_one_question_that_the_store_refuses_fails_alone_and_at_once() -> None:
+    def found(question: str) -> list[Passage]:
+        if question == "bad":
+            raise RefusedError("Chroma refuses.")
+        return [PASSAGE]
+
+    retriever = StandInRetriever(found)
+    outcomes = prepare([ticket("a", 0), ticket("bad", 1), ticket("c", 2)], retriever)
+
+    assert [Prepared, Answer, Prepared] == [type(outcomes[key]) for key in "012"]
+    assert outcomes["1"].error_code == "retrieval_failed"
+    assert retriever.batches == [["a", "bad", "c"], ["a"], ["bad"], ["c"]]  # nothing was asked twice
 
 
 @pytest.mark.parametrize(("text", "code"), [("x" * 2000, "question_too_long"), ("!prompt", "internal_error")])

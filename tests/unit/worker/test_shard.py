@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 from uuid import uuid4
 
@@ -18,6 +21,7 @@ from tests.unit.worker.conftest import Serving
 from tests.worker_stand_in import StandInEngine, wait_until
 from worker.drain import Drain
 from worker.link import Link
+from worker.protocol import Hello, encode
 from worker.shard import Ending, ShardRun
 
 Life = Literal["ok", "lost", "cancelled"]
@@ -56,8 +60,9 @@ def drain() -> Iterator[Drain]:
     made.close()
 
 
-def shard_run(link: Link, book: List, drain: Drain, window: int = 8) -> ShardRun:
-    shard = ClaimedShard(Claim(uuid4(), 0, 1, "here"), AnswerOptions(collection="docs"), book.questions, book.questions)
+def shard_run(link: Link, book: List, drain: Drain, window: int = 8, tries: int = 1) -> ShardRun:
+    claim, options = Claim(uuid4(), 0, tries, "here"), AnswerOptions(collection="docs")
+    shard = ClaimedShard(claim, options, book.questions, book.questions, tries)
     return ShardRun(shard, link, book, drain, window=window, heartbeat_interval=0.01)
 
 
@@ -137,6 +142,43 @@ def test_an_engine_that_dies_costs_no_answer_that_it_gave(serving: Serving, drai
 
     assert ending == "engine_lost"
     assert {0, 1, 2, 3} <= {answer.idx for answer in book.written}
+
+
+def test_after_a_lost_try_a_question_that_kills_the_engine_takes_none_before_it_along(
+    serving: Serving, drain: Drain
+) -> None:
+    def burst(questions: list[str]) -> None:
+        if "question 7" in questions:
+            raise RuntimeError("device lost")
+
+    book = List(100)
+    with Link(serving(StandInEngine(on_step=burst)), timeout=5) as link:
+        run = shard_run(link, book, drain, tries=2)
+        ending = run.run()
+
+    assert (ending, run.outstanding) == ("engine_lost", 1)
+    assert [answer.idx for answer in book.written] == list(range(7))
+
+
+def test_a_run_whose_engine_dies_before_it_was_asked_anything_has_nothing_outstanding(
+    tmp_path: Path, drain: Drain
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, ThreadPoolExecutor(1) as pool:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        dying = pool.submit(greet_and_die, listener)
+        with Link(tmp_path / "s", timeout=5) as link:
+            dying.result()
+            run = shard_run(link, List(3), drain)
+            ending = run.run()
+
+    assert (ending, run.outstanding) == ("engine_lost", 0)
+
+
+def greet_and_die(listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.sendall(encode(Hello("model@1")))
 
 
 def test_a_database_that_stays_away_ends_the_run(serving: Serving, drain: Drain) -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from ragspec.services.beat import beat_part
+from ragspec.services.home import run_folder, worker_report
 from ragspec.services.worker import worker_part
 from ragspec.settings import Settings
 from worker.child import Child
-from worker.report import Report, remove, report_path, write
+from worker.report import Report, remove, write
 from worker.supervisor import NODE, RESIDENT
 
 SUPERVISE = """
@@ -30,6 +31,20 @@ def test_an_engine_that_gives_up_at_once_ends_the_worker_with_its_status(tmp_pat
 
     assert done.returncode == 69, done.stderr
     assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_the_engines_socket_lies_in_a_folder_of_the_workers_own(tmp_path: Path) -> None:
+    """Another container may share the home and have the same process id."""
+    home = tmp_path / "home"
+    tell = "import pathlib, sys; f = pathlib.Path(sys.argv[1][9:]).parent; sys.exit(f'{f} {f.stat().st_mode:o}')"
+    code = SUPERVISE.replace("import sys; sys.exit(69)", tell)
+
+    done = subprocess.run([sys.executable, "-c", code, str(home)], check=False, capture_output=True, text=True)
+
+    folder, mode = done.stderr.splitlines()[0].split()
+    assert mode == "40700"
+    assert not Path(folder).exists()
+    assert home not in Path(folder).parents
 
 
 @pytest.mark.parametrize(
@@ -76,12 +91,13 @@ def test_a_child_that_ends_is_started_again_after_a_pause(monkeypatch: pytest.Mo
 
 
 def test_a_report_comes_and_goes(tmp_path: Path) -> None:
+    run_folder(tmp_path).mkdir()
     write(tmp_path, Report(7, "ready", "/run/engine.sock", "model@1", 12, 1.5))
 
-    assert '"state": "ready"' in report_path(tmp_path, 7).read_text()
+    assert '"state": "ready"' in worker_report(tmp_path, 7).read_text()
     remove(tmp_path, 7)
     remove(tmp_path, 7)
-    assert list(tmp_path.iterdir()) == []
+    assert list(run_folder(tmp_path).iterdir()) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
