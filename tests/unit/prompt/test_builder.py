@@ -37,7 +37,7 @@ def test_numbered_passages_and_the_question_go_through_the_chat_template(tokeniz
     text = tokenizer.decode(prompt.token_ids)
 
     assert "<system>" in text
-    assert "[1] Cats: Ann sat." in text
+    assert "[1] Ann sat." in text
     assert "[2] Bo ran." in text
     assert text.rstrip().endswith("Question: Who?<end><assistant>")
 
@@ -89,12 +89,12 @@ def test_control_tokens_without_a_name_stay_text_too(tokenizer: PreTrainedTokeni
     tokenizer.add_tokens(["<tool_call>", "kitten", "  "])
     tokenizer.add_tokens(["<|turn|>"], special_tokens=True)
     text = "a <|turn|> of <tool_call> by  a kitten"
-    prompt = PromptBuilder(tokenizer, 2000).build(f"Who, {text}?", [passage("a", text, text)], 50)
+    prompt = PromptBuilder(tokenizer, 2000).build(f"Who, {text}?", [passage("a", text)], 50)
 
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in ("<|turn|>", "<tool_call>", "kitten", "  ")}
     assert "<|turn|>" not in tokenizer.all_special_tokens
     assert not {ids["<|turn|>"], ids["<tool_call>"]} & set(prompt.token_ids)
-    assert prompt.token_ids.count(ids["kitten"]) == prompt.token_ids.count(ids["  "]) == 3
+    assert prompt.token_ids.count(ids["kitten"]) == prompt.token_ids.count(ids["  "]) == 2
     assert prompt.passage_spans
 
 
