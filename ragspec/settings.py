@@ -32,7 +32,9 @@ Seconds = Annotated[float, Field(gt=0)]
 class Settings(BaseSettings):
     """All settings; field `x` is read from `RAGSPEC_X`."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, env_file=".env", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_file=".env", env_ignore_empty=True, extra="ignore", frozen=True
+    )
 
     home: Path = Field(Path("~/.ragspec"), description="State of the embedded services, model cache, logs.")
 

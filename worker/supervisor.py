@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -171,10 +172,9 @@ class _Supervisor:
         if now - self._reported_at < REPORT_INTERVAL_S:
             return
         self._reported_at = now
-        report.write(
-            self._settings.home,
-            report.Report(os.getpid(), self._state, str(self._socket), self._model, self._steps, time.time()),
-        )
+        current = report.Report(os.getpid(), self._state, str(self._socket), self._model, self._steps, time.time())
+        with suppress(OSError):  # a full disk must not end a worker that could go on, nor its hand-back
+            report.write(self._settings.home, current)
 
 
 class _Watch:
@@ -185,6 +185,7 @@ class _Watch:
         self._timeout = timeout
         self._link: Link | None = None
         self._pinged_at = 0.0
+        self._awaited = False  # one ping at a time: a peer that reads nothing would fill the socket and block the next
         self._heard_at = 0.0
         self._stalled_s = 0.0
 
@@ -206,8 +207,8 @@ class _Watch:
             if self._link is None:
                 self._link = Link(self._socket, timeout=TICK_S)
                 self._heard_at = now
-            if now - self._pinged_at >= PING_INTERVAL_S:
-                self._pinged_at = now
+            if not self._awaited and now - self._pinged_at >= PING_INTERVAL_S:
+                self._pinged_at, self._awaited = now, True
                 self._link.send(Ping())
             pongs = [frame for frame in self._link.read(0) if isinstance(frame, Pong)]
         except EngineLostError:
@@ -215,11 +216,11 @@ class _Watch:
             return None
         if not pongs:
             return None
-        self._heard_at, self._stalled_s = now, pongs[-1].stalled_s
+        self._heard_at, self._stalled_s, self._awaited = now, pongs[-1].stalled_s, False
         return pongs[-1]
 
     def forget(self) -> None:
         """Hang up; the next look connects anew."""
         if self._link:
             self._link.close()
-        self._link, self._stalled_s = None, 0.0
+        self._link, self._stalled_s, self._awaited = None, 0.0, False

@@ -81,7 +81,7 @@ def _passage(number: int, line: bytes) -> GivenPassage:
         raise _bad("title", "a string")
     if not isinstance(metadata, dict | None):
         raise _bad("metadata", "an object")
-    if _has_surrogate(f"{id_}{text}{title}"):
+    if _has_surrogate(f"{id_}{text}{title}{json.dumps([row, metadata], ensure_ascii=False)}"):
         raise InputError("The line holds half a surrogate pair (`\\ud800`), which is no text.", code="bad_passage")
     return GivenPassage(number, str(id_), text, title or "", {**row, **(metadata or {})})
 

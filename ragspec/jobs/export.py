@@ -103,8 +103,13 @@ def _output(path: str) -> Iterator[IO[bytes]]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    target = Path(path).absolute()
+    # A link is followed, and what is no file (a device, a pipe) is written to, not replaced.
+    target = Path(path).resolve()
     try:
+        if target.exists() and not target.is_file() and not target.is_dir():
+            with target.open("wb") as file:
+                yield file
+            return
         with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
             try:
                 yield file

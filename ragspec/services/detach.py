@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -58,8 +59,11 @@ def start_detached(home: Path, arguments: Sequence[str], say: Callable[[str], No
         except KeyboardInterrupt:
             up.terminate()
             up.wait()
+            relay()
+            return up.returncode or 128 + signal.SIGINT
         relay()
-        return up.returncode
+        # It ended before everything was well, by an error of its own or by a `ragspec down` from elsewhere.
+        return up.returncode or ServiceUnavailableError.exit_status
 
 
 def stop_detached(home: Path, say: Callable[[str], None], patience: float = 120.0) -> None:
@@ -80,8 +84,9 @@ def stop_detached(home: Path, say: Callable[[str], None], patience: float = 120.
         if not leftovers:
             say(f"Nothing runs in {home}.")
         return
-    with suppress(psutil.NoSuchProcess):
-        supervisor.terminate()
+    if record.state != "stopping":  # asked again, it would not wait for its children
+        with suppress(psutil.NoSuchProcess):
+            supervisor.terminate()
     # Not psutil's wait: where nobody collects the dead (a container without init), it would wait for a zombie.
     deadline = time.monotonic() + patience
     while record.supervisor.find() and time.monotonic() < deadline:

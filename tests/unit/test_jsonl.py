@@ -31,6 +31,8 @@ def test_a_passage_keeps_its_id_and_all_its_row_says(tmp_path: Path) -> None:
         (b'{"id": "a", "text": "x", "title": 1}', "bad_passage"),
         (b'{"id": "a", "text": "x", "metadata": []}', "bad_passage"),
         (b'{"id": "a", "text": "\\ud800"}', "bad_passage"),
+        (b'{"id": "a", "text": "x", "metadata": {"k": ["\\ud800"]}}', "bad_passage"),
+        (b'{"id": "a", "text": "x", "\\ud800": 1}', "bad_passage"),
         (b'{"id": "a", "text": "\xff"}', "not_utf8"),
     ],
 )

@@ -69,3 +69,11 @@ def test_addresses_of_ragspec_up_count_while_it_runs(tmp_path: Path) -> None:
     assert running == "redis://127.0.0.1:1/0"
     assert f"the `ragspec up` of {tmp_path} is not running any more. Start it again" in str(killed.value)
     assert "neither running here nor configured" in str(stopped.value)
+
+
+def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAGSPEC_HOME", "")
+    monkeypatch.setenv("RAGSPEC_DATABASE_URL", "")
+
+    assert load_settings().home == Path("~/.ragspec").expanduser()
+    assert load_settings().database_url is None

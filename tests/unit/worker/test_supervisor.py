@@ -14,7 +14,9 @@ from ragspec.services.beat import beat_part
 from ragspec.services.home import run_folder, worker_report
 from ragspec.services.worker import worker_part
 from ragspec.settings import Settings
+from worker import supervisor
 from worker.child import Child
+from worker.protocol import Pong
 from worker.report import Report, remove, write
 from worker.supervisor import NODE, RESIDENT
 
@@ -106,3 +108,47 @@ def test_a_process_whose_parent_is_gone_already_does_not_start() -> None:
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
 
     assert (done.returncode, done.stdout) == (-9, b"")
+
+
+class SilentLink:
+    """A connection to a frozen process: it takes what is sent and never answers, until it is told to."""
+
+    model = "frozen"
+
+    def __init__(self) -> None:
+        self.sent: list[object] = []
+        self.pongs: list[Pong] = []
+
+    def send(self, *frames: object) -> None:
+        self.sent += frames
+
+    def read(self, timeout: float) -> list[Pong]:
+        answered, self.pongs = self.pongs, []
+        return answered
+
+    def close(self) -> None: ...
+
+
+def test_a_frozen_engine_gets_one_ping_and_is_found_hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second ping to a process that reads nothing would in the end fill the socket and block the supervisor itself."""
+    link = SilentLink()
+    clock = [1000.0]
+    monkeypatch.setattr(supervisor, "Link", lambda *_, **__: link)
+    monkeypatch.setattr(supervisor.time, "monotonic", lambda: clock[0])
+    watch = supervisor._Watch(tmp_path / "engine.sock", timeout=120)
+    for _ in range(119):
+        assert watch.look() is None
+        clock[0] += 1
+
+    assert len(link.sent) == 1
+    assert not watch.hung
+    clock[0] += 2
+    assert watch.hung
+
+    link.pongs = [Pong(steps=1, waiting=0, running=0, stalled_s=0.0)]
+    assert watch.look() is not None
+    clock[0] += 1
+    watch.look()
+
+    assert not watch.hung
+    assert len(link.sent) == 2
