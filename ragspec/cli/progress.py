@@ -10,8 +10,10 @@ from uuid import UUID
 
 import click
 from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
 
 from ragspec.cli.count import counted
+from ragspec.errors import ServiceUnavailableError
 from ragspec.jobs.status import JobStatus, job_status
 
 #: Exit status of a watched job that ended with failed rows or was cancelled.
@@ -19,6 +21,8 @@ INCOMPLETE = 3
 #: Seconds between two looks at the database, and at most so many between two lines where there is no terminal.
 _POLL_S = 0.5
 _LINE_S = 10.0
+#: Seconds for which a database that does not answer is asked again; a restart fits in.
+_PATIENCE_S = 60.0
 
 
 def watch_job(engine: Engine, job_id: UUID) -> JobStatus:
@@ -51,11 +55,26 @@ def exit_status(status: JobStatus) -> int:
 
 def _polled(engine: Engine, job_id: UUID) -> Iterator[JobStatus]:
     while True:
-        status = job_status(engine, job_id)
+        status = _patiently(engine, job_id)
         yield status
         if status.finished:
             return
         time.sleep(_POLL_S)
+
+
+def _patiently(engine: Engine, job_id: UUID) -> JobStatus:
+    """The job's status, asked again while PostgreSQL restarts: workers ride through that, and so does who watches them."""
+    give_up_at = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return job_status(engine, job_id)
+        except OperationalError as error:
+            if time.monotonic() >= give_up_at:
+                raise ServiceUnavailableError(
+                    f"PostgreSQL has not answered for {_PATIENCE_S:.0f} s; job {job_id} is recorded and goes on when it does.",
+                    f"Then watch it again: ragspec status {job_id} --watch",
+                ) from error
+            time.sleep(_POLL_S)
 
 
 def _lines(engine: Engine, job_id: UUID) -> JobStatus:
