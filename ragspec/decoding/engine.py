@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ragspec.decoding.acceptance import Source
-from ragspec.decoding.attention import Segment, StepPlan
+from ragspec.decoding.attention import Segment
 from ragspec.decoding.cache import SlotCache
 from ragspec.decoding.draft import Draft, Drafter
 from ragspec.decoding.drafting import DraftingPanel
@@ -172,8 +172,7 @@ class Engine:
             segments.append(Segment(sequence.slot, sequence.cached, chunk.length))
             tokens.extend(fed)
             rows.extend([len(tokens) - 1] * wanted)
-        plan = StepPlan(self._cache, segments, device=self.target.device, dtype=self.target.dtype)
-        return turns, self.target.forward(tokens, plan, rows, hidden=self._panel.wants_hidden)
+        return turns, self.target.forward(self._cache, segments, tokens, rows, hidden=self._panel.wants_hidden)
 
     def _emit(self, turns: list[_Turn], output: StepOutput) -> None:
         """Verify each turn's draft and emit what stands, in place."""
@@ -250,15 +249,13 @@ class Engine:
 
 
 def _reserve(target: Target, slots: int, capacity: int) -> SlotCache:
-    cache = SlotCache(slots=slots, capacity=capacity)
     try:
-        cache.reserve(target.cache_layout)
+        return target.make_cache(slots, capacity)
     except RuntimeError as error:
         msg = (
             f"A cache of RAGSPEC_MAX_BATCH={slots} times RAGSPEC_CONTEXT_WINDOW={capacity} tokens does not fit: {error}"
         )
         raise SettingsError(msg, "Lower one of the two.") from error
-    return cache
 
 
 def _logprobs(logits: Tensor, emitted: list[tuple[_Turn, list[tuple[int, Source]]]]) -> dict[tuple[int, int], float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -91,17 +91,35 @@ class Target:
         """Rows of the output matrix; a draft token must be below."""
         return int(self._output_layer().weight.shape[0])
 
-    def forward(self, tokens: list[int], plan: StepPlan, rows: list[int], *, hidden: bool = False) -> StepOutput:
+    def make_cache(self, slots: int, capacity: int) -> SlotCache:
+        """A cache that `forward` can use, its memory reserved.
+
+        Args:
+            slots: sequences held at once.
+            capacity: tokens a slot holds.
+
+        Raises:
+            RuntimeError: the memory does not suffice, in the allocator's words.
+        """
+        cache = SlotCache(slots=slots, capacity=capacity)
+        cache.reserve(self.cache_layout)
+        return cache
+
+    def forward(
+        self, cache: SlotCache, segments: Sequence[Segment], tokens: list[int], rows: list[int], *, hidden: bool = False
+    ) -> StepOutput:
         """One forward pass over a packed step.
 
         Args:
+            cache: where the sequences live; the new tokens' keys and values are written into it.
+            segments: whose the tokens are and where they continue, in packed order.
             tokens: the segments' new tokens, [n].
-            plan: where they lie.
             rows: packed places whose next-token logits are wanted, [r].
             hidden: whether the final hidden states behind the logits are wanted too.
 
         Call it inside `torch.inference_mode()`.
         """
+        plan = StepPlan(cache, segments, device=self.device, dtype=self.dtype)
         captured: list[Tensor] = []
         hook = None
         if hidden:
@@ -259,8 +277,8 @@ def _check_attention(target: Target) -> dict[int, LayerLayout]:
         ours: list[Tensor] = []
         cache = SlotCache(slots=2, capacity=length)
         for start, end in ((0, cut), (cut, length)):
-            plan = StepPlan(cache, [Segment(1, start, end - start)], device=target.device, dtype=target.dtype)
-            ours.append(target.forward(tokens[start:end], plan, list(range(end - start))).logits)
+            segment = Segment(1, start, end - start)
+            ours.append(target.forward(cache, [segment], tokens[start:end], list(range(end - start))).logits)
         layers = model.config.get_text_config().num_hidden_layers
         if len(cache.layout) != layers:
             msg = f"{len(cache.layout)} of its {layers} layers attend through transformers' attention interface"
