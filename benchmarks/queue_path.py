@@ -24,11 +24,10 @@ from producer.submit import submit
 from ragspec.corpus.embedder import load_embedder
 from ragspec.corpus.retriever import load_retriever
 from ragspec.decoding.engine import Engine
+from ragspec.decoding.loading import load_configured
 from ragspec.decoding.request import Request, Sampling
-from ragspec.decoding.target import load_target
 from ragspec.jobs.database import connect
 from ragspec.jobs.options import AnswerOptions
-from ragspec.models import ensure_target
 from ragspec.prompt import PromptBuilder
 from ragspec.settings import Settings, load_settings
 
@@ -41,7 +40,7 @@ class Direct:
 
     def __init__(self, settings: Settings, options: AnswerOptions) -> None:
         self._options = options
-        self._target = load_target(ensure_target(settings), settings.device, settings.dtype, threads=settings.threads)
+        self._target = load_configured(settings)
         self._retriever = load_retriever(settings, load_embedder(settings))
         window = min(settings.context_window, self._target.context_window)
         self._prompts = PromptBuilder(self._target.tokenizer, window, settings.prompt_template)

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from ragspec.decoding.acceptance import Source
 from ragspec.decoding.engine import Engine
+from ragspec.decoding.loading import load_configured
 from ragspec.decoding.request import Completion, Request, Sampling
-from ragspec.decoding.target import Target, load_target
+from ragspec.decoding.target import Target
 from ragspec.demo.prompts import demo_prompts
-from ragspec.models import ensure_target
 from ragspec.prompt import PromptBuilder
 from ragspec.settings import load_settings
 
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--format", choices=["text", "json"], default="text")
     wanted = parser.parse_args()
     settings = load_settings()
-    target = load_target(ensure_target(settings), settings.device, settings.dtype, threads=settings.threads)
+    target = load_configured(settings)
     engine = Engine(target, max_batch=1, context_window=settings.context_window, max_draft=settings.max_draft)
     requests = read_prompts(target, wanted.prompts, wanted.max_tokens, engine.window)
     requests = [r for r in requests if len(r.prompt) < engine.window][: wanted.limit]
@@ -106,7 +106,7 @@ def main() -> None:
     with_drafts, plain = sides[True], sides[False]
     result = {
         "prompts": len(requests),
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "precision": target.precision,
         "decode_s_with_drafts": round(with_drafts.decode_s, 2),
         "decode_s_without": round(plain.decode_s, 2),
         "limit": LIMIT,

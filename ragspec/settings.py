@@ -50,8 +50,9 @@ class Settings(BaseSettings):
     model: str = Field(DEFAULT_MODEL, description="Target: a shipped name, a hub id or a local folder.")
     embedder: str = Field(DEFAULT_EMBEDDER, description="Embedder: a shipped name, a hub id or a local folder.")
     device: str = Field("auto", description="`auto`, `cpu`, `cuda` or `cuda:N`; auto is cuda where there is one.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="auto is bfloat16 where the device multiplies it fast, else float32."
+    precision: Literal["auto", "float32", "bfloat16", "float16", "int8"] = Field(
+        "auto",
+        description="auto: bfloat16 on CUDA; on CPU int8 where processor, compiler and model allow, else bfloat16 or float32.",
     )
     model_cache: Path | None = Field(None, description="Where models lie; default RAGSPEC_HOME/models.")
 
@@ -134,6 +135,11 @@ class Settings(BaseSettings):
     def models_folder(self) -> Path:
         """The model cache."""
         return self.model_cache or self.home / "models"
+
+    @property
+    def kernels_folder(self) -> Path:
+        """Where the int8 kernels lie once they are compiled."""
+        return self.models_folder / "kernels"
 
     def require_redis(self) -> str:
         """Redis' URL, or an error that says how to get one."""

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from ragspec.decoding.request import Request
-from ragspec.decoding.target import Target, make_target
+from ragspec.decoding.transformers_target import TransformersTarget, make_target
 
 END = 256
 VOCABULARY = 258
@@ -72,18 +72,22 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>")
 
 
+def config(family: str, **shape: object) -> PreTrainedConfig:
+    """A family's tiny configuration, changed where `shape` says so."""
+    return FAMILIES[family](**{**_SHAPE, **_EXTRA.get(family, {}), **shape})
+
+
 @lru_cache
-def target(family: str = "llama") -> Target:
+def target(family: str = "llama") -> TransformersTarget:
     """A seeded model of a family in float32."""
     torch.manual_seed(7)
-    config = FAMILIES[family](**{**_SHAPE, **_EXTRA.get(family, {})})
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(config(family), dtype=torch.float32)
     model.generation_config.eos_token_id = END
     return make_target(model, tokenizer(), f"tiny-{family}@seed7")
 
 
 @cache
-def generate(aim: Target, request: Request) -> tuple[int, ...]:
+def generate(aim: TransformersTarget, request: Request) -> tuple[int, ...]:
     """What transformers' own greedy `generate` writes for a request, on transformers' own attention and cache."""
     model = aim.model
     model.set_attn_implementation("eager")

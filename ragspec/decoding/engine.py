@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ragspec.decoding.acceptance import Source
 from ragspec.decoding.attention import Segment
-from ragspec.decoding.cache import SlotCache
 from ragspec.decoding.draft import Draft, Drafter
 from ragspec.decoding.drafting import DraftingPanel
 from ragspec.decoding.lookup import LookupDrafter
@@ -248,7 +248,7 @@ class Engine:
         return sequence.complete(cut_at_stop(text, sequence.request.sampling.stop))
 
 
-def _reserve(target: Target, slots: int, capacity: int) -> SlotCache:
+def _reserve(target: Target, slots: int, capacity: int) -> Any:
     try:
         return target.make_cache(slots, capacity)
     except RuntimeError as error:

@@ -39,17 +39,10 @@ def load_parts(settings: Settings) -> Parts:
     from ragspec.corpus.embedder import load_embedder
     from ragspec.corpus.retriever import load_retriever
     from ragspec.decoding.engine import Engine
-    from ragspec.decoding.target import load_target
-    from ragspec.models import ensure_target, model_label
+    from ragspec.decoding.loading import load_configured
     from ragspec.prompt.builder import PromptBuilder
 
-    target = load_target(
-        ensure_target(settings),
-        settings.device,
-        settings.dtype,
-        threads=settings.threads,
-        name=model_label(settings.model),
-    )
+    target = load_configured(settings)
     window = min(settings.context_window, target.context_window)
     return Parts(
         engine=Engine(

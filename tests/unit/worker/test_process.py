@@ -30,7 +30,7 @@ def test_a_hub_models_answers_carry_its_whole_id(
     monkeypatch.setattr("ragspec.corpus.embedder.load_embedder", lambda _: None)
     monkeypatch.setattr("ragspec.corpus.retriever.load_retriever", lambda _settings, _embedder: None)
 
-    parts = load_parts(Settings(model="org/tiny", device="cpu", dtype="float32", home=tmp_path / "home"))
+    parts = load_parts(Settings(model="org/tiny", device="cpu", precision="float32", home=tmp_path / "home"))
 
     assert parts.model == model_identity("org/tiny", snapshot)
     assert parts.model.startswith("org/tiny@")
