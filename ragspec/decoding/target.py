@@ -91,6 +91,10 @@ class Target:
         """Rows of the output matrix; a draft token must be below."""
         return int(self._output_layer().weight.shape[0])
 
+    def slot_bytes(self, capacity: int) -> int:
+        """Memory of one cache slot of `capacity` tokens."""
+        return capacity * sum(layer.token_bytes for layer in self.cache_layout.values())
+
     def make_cache(self, slots: int, capacity: int) -> SlotCache:
         """A cache that `forward` can use, its memory reserved.
 
