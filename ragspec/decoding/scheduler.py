@@ -80,8 +80,7 @@ class Scheduler:
         while self._line and (len(self.running) < self._slots.working or self._preempt()):
             _, sequence = heapq.heappop(self._line)
             self.running[sequence.request.id] = sequence
-            if not sequence.started_at:
-                sequence.started_at = time.perf_counter()
+            if not sequence.preemptions:
                 fresh.append(sequence)
         return fresh
 
@@ -117,11 +116,12 @@ class Scheduler:
         sequence = self._known.pop(request_id, None)
         if sequence is None:
             return None
-        if self.running.pop(request_id, None) is None:
-            self._line = [entry for entry in self._line if entry[1] is not sequence]
-            heapq.heapify(self._line)
-        self._leave(sequence)
-        return sequence if sequence.started_at else None
+        if self.running.pop(request_id, None) is not None:
+            self._leave(sequence)
+            return sequence
+        self._line = [entry for entry in self._line if entry[1] is not sequence]
+        heapq.heapify(self._line)
+        return sequence if sequence.preemptions else None
 
     def knows(self, request_id: str) -> bool:
         """Whether a request of this id waits or runs."""
@@ -150,6 +150,7 @@ class Scheduler:
         sequence.slot = self._slots.take(text, match)
         sequence.cached = match.length
         if sequence.reused is None:
+            sequence.started_at = time.perf_counter()
             sequence.reused = match.length
             self.prefix_hit_tokens += match.length
             self.prompt_tokens += len(sequence.request.prompt)

@@ -103,10 +103,13 @@ class SlotPool:
             heapq.heappush(self._empty, slot)
 
     def wipe(self, slot: int) -> None:
-        """A slot's owner leaves, and what it computed is not to be trusted."""
-        self._memory.clear(slot)
-        self._index.cut(slot, 0)
-        heapq.heappush(self._empty, slot)
+        """A slot's owner leaves, and what it computed is not to be trusted, nor whatever it may have been copied from."""
+        for spoilt in (slot, *self._idle, *(kept for kept in self._kept if self._index.length(kept))):
+            self._memory.clear(spoilt)
+            self._index.cut(spoilt, 0)
+        for empty in (slot, *self._idle):
+            heapq.heappush(self._empty, empty)
+        self._idle.clear()
 
     def _donor(self, match: Match) -> int:
         """Who of those that share a prefix gives it: where it costs no copy, else where the order of use changes least."""

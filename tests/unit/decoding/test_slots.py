@@ -82,15 +82,21 @@ def test_a_prompt_waits_for_a_longer_prefix_that_is_being_computed_and_for_no_ot
     assert pool.find(text(1, 2, 3, 4), {}).length == 300
 
 
-def test_a_wiped_slot_gives_nothing() -> None:
+def test_a_wiped_slot_gives_nothing_and_neither_does_what_it_may_have_come_from() -> None:
+    """A copied prefix can be what was wrong with it; running neighbours are left to their own fate."""
     memory = Memory()
-    pool = SlotPool(memory, working=2)
-    slot = pool.take((), pool.find((), {}))
-    pool.extend(slot, 0, text(1, 2))
-    pool.wipe(slot)
+    pool = SlotPool(memory, working=2, keeping=3)
+    for part in (1, 2, 3):
+        run(pool, text(part))
+    running = pool.take((), pool.find((), {}))
+    pool.extend(running, 0, text(4))
+    failing = pool.take(text(1), pool.find(text(1), {}))
+    pool.wipe(failing)
 
-    assert memory.cleared == [slot]
-    assert pool.find(text(1, 2), {}).length == 0
+    assert running not in memory.cleared
+    assert failing in memory.cleared
+    assert [pool.find(text(part), {}).length for part in (1, 2, 3, 4)] == [0, 0, 0, 100]
+    assert run(pool, text(5)) == (failing, 0)
 
 
 def test_a_step_that_failed_leaves_no_promise() -> None:
