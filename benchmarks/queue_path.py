@@ -43,13 +43,14 @@ class Direct:
         self._target = load_configured(settings)
         self._retriever = load_retriever(settings, load_embedder(settings))
         window = min(settings.context_window, self._target.context_window)
-        self._prompts = PromptBuilder(self._target.tokenizer, window, settings.prompt_template)
+        self._prompts = PromptBuilder(self._target.tokenizer, window, settings.prompt_template, settings.passage_order)
         self._engine = Engine(
             self._target,
             max_batch=settings.max_batch,
             context_window=window,
             prefill_chunk=settings.prefill_chunk,
             max_draft=settings.max_draft,
+            prefix_cache=settings.prefix_cache,
         )
 
     def answer(self, questions: list[str]) -> tuple[float, int]:

@@ -81,8 +81,16 @@ def main() -> None:
     parser.add_argument("--format", choices=["text", "json"], default="text")
     wanted = parser.parse_args()
     settings = load_settings()
+<<<<<<< HEAD
     target = load_configured(settings)
     engine = Engine(target, max_batch=1, context_window=settings.context_window, max_draft=settings.max_draft)
+=======
+    target = load_target(ensure_target(settings), settings.device, settings.dtype, threads=settings.threads)
+    # Without prefix reuse: the second decoding of a prompt would find the first one's.
+    engine = Engine(
+        target, max_batch=1, context_window=settings.context_window, max_draft=settings.max_draft, prefix_cache=0
+    )
+>>>>>>> sched
     requests = read_prompts(target, wanted.prompts, wanted.max_tokens, engine.window)
     requests = [r for r in requests if len(r.prompt) < engine.window][: wanted.limit]
 

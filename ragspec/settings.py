@@ -61,6 +61,9 @@ class Settings(BaseSettings):
     context_window: int = Field(2048, ge=64, description="Tokens of prompt and answer; the model's limit caps it.")
     prefill_chunk: Positive = Field(512, description="Prompt tokens that one step carries along at most.")
     max_draft: int = Field(10, ge=0, le=64, description="Draft tokens per sequence and step; 0: no speculation.")
+    prefix_cache: float = Field(
+        0.25, ge=0, le=1, description="Share of free memory for prefixes of finished prompts; 0: none is ever reused."
+    )
     threads: int = Field(0, ge=0, description="CPU threads of the engine; 0 takes every core.")
 
     engine_socket: Path | None = Field(
@@ -69,6 +72,9 @@ class Settings(BaseSettings):
 
     # Prompt and retrieval
     prompt_template: Path | None = Field(None, description="A Jinja file in place of the default prompt.")
+    passage_order: Literal["score", "shared"] = Field(
+        "score", description="score: the best next to the question. shared: so that prompts share their beginnings."
+    )
     on_no_context: Literal["answer", "no_context"] = Field(
         "answer", description="Where nothing was retrieved: answer anyway, or finish with `no_context`."
     )

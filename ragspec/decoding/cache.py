@@ -1,7 +1,7 @@
 """The key and value cache: one contiguous slot a sequence, ragged lengths kept by whoever owns the slot.
 
 A slot's length is not stored here: a verify step writes the keys of its whole draft, and dropping the refused ones is only
-the owner counting fewer of them (they are overwritten by the next step). Nothing is ever copied inside a step.
+the owner counting fewer of them (they are overwritten by the next step). Nothing is ever copied inside a forward pass.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The engine: continuous batching with speculative decoding over one target.
 
-A request's way: `add` queues it; a step admits it to a slot, carries its prompt through in chunks and draws its first token;
-from then on each step feeds its last token and a draft, and emits what verification leaves standing. One forward pass a step
-serves them all. Not thread-safe: one thread calls `add`, `cancel` and `step`.
+A request's way: `add` queues it; a step admits it, gives it a slot with the longest prefix that is cached, carries the rest
+of its prompt through in chunks and draws its first token; from then on each step feeds its last token and a draft, and emits
+what verification leaves standing. One forward pass a step serves them all. Not thread-safe: one thread calls `add`, `cancel`
+and `step`.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from ragspec.decoding.attention import Segment
 from ragspec.decoding.draft import Draft, Drafter
 from ragspec.decoding.drafting import DraftingPanel
 from ragspec.decoding.lookup import LookupDrafter
+from ragspec.decoding.memory import reserve_slots
 from ragspec.decoding.request import Completion, Request
 from ragspec.decoding.scheduler import PromptChunk, Scheduler
 from ragspec.decoding.sequence import Sequence
+from ragspec.decoding.slots import SlotPool
 from ragspec.decoding.stopping import cut_at_stop, decode, holds_stop
 from ragspec.decoding.target import StepOutput, Target
 from ragspec.decoding.verification import Verdict, target_probabilities, verify_greedy, verify_sampled
-from ragspec.errors import ConflictError, InputError, SettingsError
+from ragspec.errors import ConflictError, InputError
 
 #: Draft tokens of a whole step, shared by the sequences that decode. Verifying is nearly free while a step's rows are few
 #: and the step waits for weights; beyond, each row costs a row. On CPU that was measured (docs/architecture.md). On CUDA it
@@ -57,9 +60,11 @@ class Engine:
         prefill_chunk: prompt tokens that one step carries along at most.
         max_draft: draft tokens per sequence and step at most; 0 decodes plainly.
         drafters: in order of preference; default: lookup in the request's own text.
+        prefix_cache: share of the free memory, 0 to 1, for slots that keep the prefixes of finished prompts; 0 computes
+            every prompt in full.
 
     Raises:
-        SettingsError: the cache does not fit the device's memory.
+        SettingsError: not even one slot fits the device's memory.
     """
 
     def __init__(
@@ -71,30 +76,42 @@ class Engine:
         prefill_chunk: int = 512,
         max_draft: int = 10,
         drafters: Sequences[Drafter] | None = None,
+        prefix_cache: float = 0.25,
     ) -> None:
         self.target = target
         self.window = min(context_window, target.context_window)
         self.steps = 0
         self._max_draft = max_draft
-        self._cache = _reserve(target, max_batch, self.window)
+        self._cache, plan = reserve_slots(target, max_batch, self.window, prefix_cache)
         self._draft_rows = DRAFT_ROWS.get(target.device.type, DRAFT_ROWS["cpu"])
-        self._scheduler = Scheduler(slots=max_batch, window=self.window, prefill_chunk=prefill_chunk)
+        slots = SlotPool(self._cache, working=plan.working, keeping=plan.keeping, reuse=prefix_cache > 0)
+        self._scheduler = Scheduler(slots, window=self.window, prefill_chunk=prefill_chunk)
         self._panel = DraftingPanel([LookupDrafter()] if drafters is None else drafters, target.vocabulary)
 
     @property
     def waiting(self) -> int:
-        """Requests without a slot."""
+        """Requests that do not run."""
         return self._scheduler.waiting
 
     @property
     def running(self) -> int:
-        """Requests in a slot."""
+        """Requests that a step works on."""
         return len(self._scheduler.running)
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return bool(self.running or self.waiting)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts that were begun."""
+        return self._scheduler.prompt_tokens
+
+    @property
+    def prefix_hit_tokens(self) -> int:
+        """Of these, the ones that were in the cache already and were not computed again."""
+        return self._scheduler.prefix_hit_tokens
 
     @property
     def drafter_failures(self) -> int:
@@ -134,9 +151,9 @@ class Engine:
         for sequence in self._scheduler.admit():
             if sequence.request.sampling.speculation and self._max_draft:
                 self._panel.begin(sequence.request)
+        chunks = self._scheduler.prompt_chunks()
         decoding = self._scheduler.decoding()
         drafts = self._drafts(decoding)
-        chunks = self._scheduler.prompt_chunks()
         if not decoding and not chunks:
             return []
         turns, output = self._forward(decoding, drafts, chunks)
@@ -165,9 +182,8 @@ class Engine:
             segments.append(Segment(sequence.slot, sequence.cached, len(fed)))
             tokens.extend(fed)
         for chunk in chunks:
-            sequence = chunk.sequence
-            fed = sequence.request.prompt[sequence.cached : sequence.cached + chunk.length]
-            wanted = 1 if chunk.finishes_prompt else 0
+            sequence, fed = chunk.sequence, chunk.tokens
+            wanted = 1 if chunk.gives_first_token else 0
             turns.append(_Turn(sequence, fed, Draft(), len(rows), wanted))
             segments.append(Segment(sequence.slot, sequence.cached, chunk.length))
             tokens.extend(fed)
@@ -240,14 +256,13 @@ class Engine:
         return sequence.finish_reason is not None
 
     def _finish(self, sequence: Sequence) -> Completion:
-        if sequence.finish_reason == "error":
-            self._cache.clear(sequence.slot)
         self._scheduler.remove(sequence.request.id)
         self._panel.end(sequence.request.id)
         text = decode(self.target.tokenizer, sequence.tokens)
         return sequence.complete(cut_at_stop(text, sequence.request.sampling.stop))
 
 
+<<<<<<< HEAD
 def _reserve(target: Target, slots: int, capacity: int) -> Any:
     try:
         return target.make_cache(slots, capacity)
@@ -258,6 +273,8 @@ def _reserve(target: Target, slots: int, capacity: int) -> Any:
         raise SettingsError(msg, "Lower one of the two.") from error
 
 
+=======
+>>>>>>> sched
 def _logprobs(logits: Tensor, emitted: list[tuple[_Turn, list[tuple[int, Source]]]]) -> dict[tuple[int, int], float]:
     """Log-probability of each emitted token under the target's unmodified softmax, by (row, token)."""
     places = [(turn.first_row + place, token) for turn, tokens in emitted for place, (token, _) in enumerate(tokens)]

@@ -44,7 +44,7 @@ class Request:
         prompt: token ids, [n], n >= 1.
         sampling: how to continue.
         passage_spans: [start, end) token ranges of the retrieved passages inside `prompt`.
-        interactive: goes ahead of bulk requests when a slot is free.
+        interactive: goes ahead of bulk requests, and takes the slot of one where none is free.
     """
 
     id: str
@@ -67,6 +67,7 @@ class Completion:
         waiting_s: seconds between `add` and the first step that worked on it.
         prefill_s: seconds between that and its first token.
         decode_s: seconds between its first token and its last.
+        cached_prompt_tokens: of the prompt's tokens, those whose keys another request had left in the cache.
     """
 
     request_id: str
@@ -77,6 +78,7 @@ class Completion:
     waiting_s: float
     prefill_s: float
     decode_s: float
+    cached_prompt_tokens: int = 0
 
     @property
     def completion_tokens(self) -> int:

@@ -51,11 +51,12 @@ def load_parts(settings: Settings) -> Parts:
             context_window=window,
             prefill_chunk=settings.prefill_chunk,
             max_draft=settings.max_draft,
+            prefix_cache=settings.prefix_cache,
         ),
         retriever=load_retriever(settings, load_embedder(settings)),
         # A tokenizer of its own: prompts are encoded in another thread than the engine decodes in, and Rust tokenizers
         # refuse to be changed while they are read ("Already borrowed", huggingface/transformers#47085).
-        prompts=PromptBuilder(deepcopy(target.tokenizer), window, settings.prompt_template),
+        prompts=PromptBuilder(deepcopy(target.tokenizer), window, settings.prompt_template, settings.passage_order),
         model=target.identity,
     )
 
