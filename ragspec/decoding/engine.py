@@ -19,11 +19,12 @@ from ragspec.decoding.attention import Segment
 from ragspec.decoding.cache import SlotCache
 from ragspec.decoding.draft import Draft, Drafter
 from ragspec.decoding.drafting import DraftingPanel
+from ragspec.decoding.logits import adjust, adjusts
 from ragspec.decoding.lookup import LookupDrafter
 from ragspec.decoding.request import Completion, Request
 from ragspec.decoding.scheduler import PromptChunk, Scheduler
 from ragspec.decoding.sequence import Sequence
-from ragspec.decoding.stopping import cut_at_stop, decode, holds_stop
+from ragspec.decoding.stopping import answer_text, holds_stop
 from ragspec.decoding.target import StepOutput, Target
 from ragspec.decoding.verification import Verdict, target_probabilities, verify_greedy, verify_sampled
 from ragspec.errors import ConflictError, InputError, SettingsError
@@ -105,19 +106,22 @@ class Engine:
         """Queue a request.
 
         Raises:
-            InputError: the prompt is empty, leaves no room for an answer (code `prompt_too_long`), or holds a token outside
-                the vocabulary.
+            InputError: the prompt is empty, leaves no room for an answer (code `prompt_too_long`), or it or the bias names
+                a token outside the vocabulary.
             ConflictError: a request of this id waits or runs.
         """
-        if not request.prompt or request.sampling.max_tokens < 1:
-            msg = f"Request {request.id} has an empty prompt or asks for no token."
-            raise InputError(msg, "Give at least one prompt token and max_tokens of at least 1.")
+        if not request.prompt:
+            msg = f"Request {request.id} has an empty prompt."
+            raise InputError(msg, "Give at least one prompt token.")
         if len(request.prompt) >= self.window:
             msg = f"Request {request.id} has a prompt of {len(request.prompt)} tokens; the window holds {self.window}."
             raise InputError(msg, "Shorten it or raise RAGSPEC_CONTEXT_WINDOW.", code="prompt_too_long")
         if not 0 <= min(request.prompt) <= max(request.prompt) < self.target.vocabulary:
             msg = f"Request {request.id} has a prompt token outside the vocabulary of {self.target.vocabulary}."
             raise InputError(msg, "Encode it with the target's own tokenizer.")
+        if any(not 0 <= token < self.target.vocabulary for token, _ in request.sampling.logit_bias):
+            msg = f"Request {request.id} has a logit_bias outside the vocabulary of {self.target.vocabulary}."
+            raise InputError(msg, "Name tokens by their ids in the target's own tokenizer.", code="bad_option")
         if self._scheduler.knows(request.id):
             msg = f"Request {request.id} is already in the engine."
             raise ConflictError(msg, "Use an id of its own for each request.")
@@ -191,12 +195,17 @@ class Engine:
             self._take(turn, tokens, logprobs, output.hidden)
 
     def _verify(self, turn: _Turn, logits: Tensor, choices: list[int]) -> Verdict:
-        sampling = turn.sequence.request.sampling
+        request, answer = turn.sequence.request, turn.sequence.tokens
+        sampling = request.sampling
         rows = slice(turn.first_row, turn.first_row + turn.rows)
+        scores, best = logits[rows], choices[rows]
+        if adjusts(sampling, len(answer)):
+            scores = adjust(scores, sampling, request.prompt, answer, turn.draft.tokens, self.target.eos_ids)
+            best = scores.argmax(-1).tolist()
         if sampling.temperature < GREEDY_TEMPERATURE:
-            return verify_greedy(choices[rows], turn.draft)
-        probabilities = target_probabilities(logits[rows], sampling).cpu()
-        return verify_sampled(probabilities, turn.draft, sampling.seed, len(turn.sequence.tokens))
+            return verify_greedy(best, turn.draft)
+        probabilities = target_probabilities(scores, sampling).cpu()
+        return verify_sampled(probabilities, turn.draft, sampling.seed, len(answer))
 
     def _take(
         self,
@@ -233,7 +242,7 @@ class Engine:
         sampling = sequence.request.sampling
         if token in self.target.eos_ids:
             sequence.finish_reason = "stop"
-        elif sampling.stop and holds_stop(self.target.tokenizer, sequence.tokens, sampling.stop):
+        elif sampling.stop and holds_stop(self.target.tokenizer, sequence.tokens, sampling.stop, sampling.min_tokens):
             sequence.finish_reason = "stop_string"
         elif sequence.remaining == 0:
             sequence.finish_reason = "length"
@@ -244,8 +253,9 @@ class Engine:
             self._cache.clear(sequence.slot)
         self._scheduler.remove(sequence.request.id)
         self._panel.end(sequence.request.id)
-        text = decode(self.target.tokenizer, sequence.tokens)
-        return sequence.complete(cut_at_stop(text, sequence.request.sampling.stop))
+        sampling = sequence.request.sampling
+        text = answer_text(self.target.tokenizer, sequence.tokens, sampling.stop, sampling.min_tokens)
+        return sequence.complete(text)
 
 
 def _reserve(target: Target, slots: int, capacity: int) -> SlotCache:
