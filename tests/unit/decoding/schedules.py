@@ -132,6 +132,27 @@ class NowAndThen(drafters.NoisyOracle):
             raise RuntimeError(msg)
 
 
+class Register(drafters.Quiet):
+    """Keeps who is in and what it was told of them."""
+
+    name = "register"
+
+    def __init__(self, *, wants_hidden: bool) -> None:
+        self.wants_hidden = wants_hidden
+        self.told: dict[str, list[int]] = {}
+        self.consistent = True
+
+    def begin(self, request: Request) -> None:
+        self.told[request.id] = []
+
+    def observe(self, request_id: str, tokens: Sequence[int], hidden: Any) -> None:
+        self.told[request_id] += tokens
+        self.consistent &= (None if hidden is None else len(hidden)) == (len(tokens) if self.wants_hidden else None)
+
+    def end(self, request_id: str) -> None:
+        self.told.pop(request_id, None)
+
+
 @dataclass
 class Schedule:
     """One run, all of it drawn from its seed."""
@@ -152,6 +173,7 @@ class Schedule:
                 f"r{i}", prompt, sampling, self._passages(prompt), interactive=self.rng.random() < 0.3
             )
             self.expected[f"r{i}"] = self.world.plain.cut(answer, self.window - len(prompt))
+        self.register = Register(wants_hidden=self.rng.random() < 0.3)
         self.engine = self._engine()
 
     def _passages(self, prompt: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
@@ -173,7 +195,7 @@ class Schedule:
             context_window=self.window,
             prefill_chunk=self.rng.choice([5, 16, 40, 512]),
             max_draft=self.rng.choice([0, 1, 3, 5, 8, 12]),
-            drafters=self.rng.sample(kinds, self.rng.choice([1, 2, 2, 3])),
+            drafters=[*self.rng.sample(kinds, self.rng.choice([1, 2, 2, 3])), self.register],
         )
 
     def run(self) -> None:
@@ -196,7 +218,8 @@ class Schedule:
             if not pending and not self.engine.has_work:
                 break
         assert set(self.done) == entered
-        assert (self.engine.running, self.engine.waiting) == (0, 0)
+        assert (self.engine.running, self.engine.waiting, self.register.told) == (0, 0, {})
+        assert self.register.consistent
         for request_id, completion in self.done.items():
             self._compare(completion, self.expected[request_id])
 
@@ -209,11 +232,12 @@ class Schedule:
         return []
 
     def _compare(self, completion: Completion, expected: Answer) -> None:
-        record = completion.acceptance
-        assert (record.token_ids, completion.finish_reason) == (expected.tokens, expected.finish_reason)
-        assert completion.text == expected.text
+        record, request = completion.acceptance, self.requests[completion.request_id]
+        written = (record.token_ids, completion.finish_reason, completion.text)
+        alone = (expected.tokens, expected.finish_reason, expected.text)
+        assert written == alone, f"{request} gets {written}, alone {alone}"
         assert record.token_logprobs == pytest.approx(expected.logprobs, abs=1e-3)
-        assert self.requests[completion.request_id].sampling.speculation or not record.num_draft_tokens
+        assert request.sampling.speculation or not record.num_draft_tokens
         check_record(completion)
 
 
