@@ -16,13 +16,12 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.prompts import read_prompts
 from ragspec.decoding.acceptance import Source
 from ragspec.decoding.engine import Engine
-from ragspec.decoding.request import Completion, Request, Sampling
-from ragspec.decoding.target import Target, load_target
-from ragspec.demo.prompts import demo_prompts
+from ragspec.decoding.request import Completion, Request
+from ragspec.decoding.target import load_target
 from ragspec.models import ensure_target
-from ragspec.prompt import PromptBuilder
 from ragspec.settings import load_settings
 
 #: What the project promises: decode time with drafts over decode time without.
@@ -48,21 +47,6 @@ class Side:
         self.steps += done.acceptance.num_verify_steps
         self.drafted += done.acceptance.num_draft_tokens
         self.accepted += done.acceptance.num_accepted_draft_tokens
-
-
-def read_prompts(target: Target, path: Path | None, max_tokens: int, window: int) -> list[Request]:
-    """The requests to decode, greedy."""
-    sampling = Sampling(max_tokens=max_tokens)
-    if path is None:
-        prompts = demo_prompts(PromptBuilder(target.tokenizer, window), max_tokens)
-        return [Request(str(i), p.token_ids, sampling, p.passage_spans) for i, p in enumerate(prompts)]
-    requests = []
-    for i, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
-        messages = [{"role": "user", "content": json.loads(line)["prompt"]}]
-        text = target.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        tokens = tuple(target.tokenizer(str(text), add_special_tokens=False)["input_ids"])
-        requests.append(Request(str(i), tokens, sampling, ((0, len(tokens)),)))
-    return requests
 
 
 def decode(engine: Engine, request: Request) -> Completion:
