@@ -123,10 +123,10 @@ def count(prompts: dict[str, list[Prompt]]) -> None:
 def decode(settings: Settings, prompts: dict[str, list[Prompt]], gold: Sequence[Gold], max_tokens: int) -> None:
     """Answer every question with each order and print scores and speed."""
     from ragspec.decoding.engine import Engine
+    from ragspec.decoding.loading import load_configured
     from ragspec.decoding.request import Request, Sampling
-    from ragspec.decoding.target import load_target
 
-    target = load_target(ensure_target(settings), settings.device, settings.dtype, threads=settings.threads)
+    target = load_configured(settings)
     print(f"{'order':<20}{'EM':>8}{'contains':>10}{'F1':>8}{'hits':>8}{'seconds':>10}{'questions/s':>13}")
     for name in DECODED:
         engine = Engine(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,13 +19,14 @@ from ragspec.decoding.acceptance import Source
 from ragspec.decoding.attention import Segment
 from ragspec.decoding.draft import Draft, Drafter
 from ragspec.decoding.drafting import DraftingPanel
+from ragspec.decoding.logits import adjust, adjusts
 from ragspec.decoding.lookup import LookupDrafter
 from ragspec.decoding.memory import reserve_slots
 from ragspec.decoding.request import Completion, Request
 from ragspec.decoding.scheduler import PromptChunk, Scheduler
 from ragspec.decoding.sequence import Sequence
 from ragspec.decoding.slots import SlotPool
-from ragspec.decoding.stopping import cut_at_stop, decode, holds_stop
+from ragspec.decoding.stopping import answer_text, holds_stop
 from ragspec.decoding.target import StepOutput, Target
 from ragspec.decoding.verification import Verdict, target_probabilities, verify_greedy, verify_sampled
 from ragspec.errors import ConflictError, InputError
@@ -122,19 +122,22 @@ class Engine:
         """Queue a request.
 
         Raises:
-            InputError: the prompt is empty, leaves no room for an answer (code `prompt_too_long`), or holds a token outside
-                the vocabulary.
+            InputError: the prompt is empty, leaves no room for an answer (code `prompt_too_long`), or it or the bias names
+                a token outside the vocabulary.
             ConflictError: a request of this id waits or runs.
         """
-        if not request.prompt or request.sampling.max_tokens < 1:
-            msg = f"Request {request.id} has an empty prompt or asks for no token."
-            raise InputError(msg, "Give at least one prompt token and max_tokens of at least 1.")
+        if not request.prompt:
+            msg = f"Request {request.id} has an empty prompt."
+            raise InputError(msg, "Give at least one prompt token.")
         if len(request.prompt) >= self.window:
             msg = f"Request {request.id} has a prompt of {len(request.prompt)} tokens; the window holds {self.window}."
             raise InputError(msg, "Shorten it or raise RAGSPEC_CONTEXT_WINDOW.", code="prompt_too_long")
         if not 0 <= min(request.prompt) <= max(request.prompt) < self.target.vocabulary:
             msg = f"Request {request.id} has a prompt token outside the vocabulary of {self.target.vocabulary}."
             raise InputError(msg, "Encode it with the target's own tokenizer.")
+        if any(not 0 <= token < self.target.vocabulary for token, _ in request.sampling.logit_bias):
+            msg = f"Request {request.id} has a logit_bias outside the vocabulary of {self.target.vocabulary}."
+            raise InputError(msg, "Name tokens by their ids in the target's own tokenizer.", code="bad_option")
         if self._scheduler.knows(request.id):
             msg = f"Request {request.id} is already in the engine."
             raise ConflictError(msg, "Use an id of its own for each request.")
@@ -207,12 +210,17 @@ class Engine:
             self._take(turn, tokens, logprobs, output.hidden)
 
     def _verify(self, turn: _Turn, logits: Tensor, choices: list[int]) -> Verdict:
-        sampling = turn.sequence.request.sampling
+        request, answer = turn.sequence.request, turn.sequence.tokens
+        sampling = request.sampling
         rows = slice(turn.first_row, turn.first_row + turn.rows)
+        scores, best = logits[rows], choices[rows]
+        if adjusts(sampling, len(answer)):
+            scores = adjust(scores, sampling, request.prompt, answer, turn.draft.tokens, self.target.eos_ids)
+            best = scores.argmax(-1).tolist()
         if sampling.temperature < GREEDY_TEMPERATURE:
-            return verify_greedy(choices[rows], turn.draft)
-        probabilities = target_probabilities(logits[rows], sampling).cpu()
-        return verify_sampled(probabilities, turn.draft, sampling.seed, len(turn.sequence.tokens))
+            return verify_greedy(best, turn.draft)
+        probabilities = target_probabilities(scores, sampling).cpu()
+        return verify_sampled(probabilities, turn.draft, sampling.seed, len(answer))
 
     def _take(
         self,
@@ -249,7 +257,7 @@ class Engine:
         sampling = sequence.request.sampling
         if token in self.target.eos_ids:
             sequence.finish_reason = "stop"
-        elif sampling.stop and holds_stop(self.target.tokenizer, sequence.tokens, sampling.stop):
+        elif sampling.stop and holds_stop(self.target.tokenizer, sequence.tokens, sampling.stop, sampling.min_tokens):
             sequence.finish_reason = "stop_string"
         elif sequence.remaining == 0:
             sequence.finish_reason = "length"
@@ -258,23 +266,11 @@ class Engine:
     def _finish(self, sequence: Sequence) -> Completion:
         self._scheduler.remove(sequence.request.id)
         self._panel.end(sequence.request.id)
-        text = decode(self.target.tokenizer, sequence.tokens)
-        return sequence.complete(cut_at_stop(text, sequence.request.sampling.stop))
+        sampling = sequence.request.sampling
+        text = answer_text(self.target.tokenizer, sequence.tokens, sampling.stop, sampling.min_tokens)
+        return sequence.complete(text)
 
 
-<<<<<<< HEAD
-def _reserve(target: Target, slots: int, capacity: int) -> Any:
-    try:
-        return target.make_cache(slots, capacity)
-    except RuntimeError as error:
-        msg = (
-            f"A cache of RAGSPEC_MAX_BATCH={slots} times RAGSPEC_CONTEXT_WINDOW={capacity} tokens does not fit: {error}"
-        )
-        raise SettingsError(msg, "Lower one of the two.") from error
-
-
-=======
->>>>>>> sched
 def _logprobs(logits: Tensor, emitted: list[tuple[_Turn, list[tuple[int, Source]]]]) -> dict[tuple[int, int], float]:
     """Log-probability of each emitted token under the target's unmodified softmax, by (row, token)."""
     places = [(turn.first_row + place, token) for turn, tokens in emitted for place, (token, _) in enumerate(tokens)]

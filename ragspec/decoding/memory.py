@@ -9,8 +9,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from ragspec.decoding.cache import SlotCache
-from ragspec.decoding.target import Target
+from ragspec.decoding.target import Cache, Target
 from ragspec.errors import SettingsError
 
 log = logging.getLogger(__name__)
@@ -54,7 +53,7 @@ def plan_slots(free: int, slot_bytes: int, max_batch: int, keep_share: float) ->
     return SlotPlan(working, max(0, min(affordable, KEEPING_PER_WORKING * working)))
 
 
-def reserve_slots(target: Target, max_batch: int, capacity: int, keep_share: float) -> tuple[SlotCache, SlotPlan]:
+def reserve_slots(target: Target, max_batch: int, capacity: int, keep_share: float) -> tuple[Cache, SlotPlan]:
     """The cache, of as many slots as are wanted or as the free memory holds.
 
     Args:

@@ -25,7 +25,9 @@ class Desk:
     failures: list[Exception] = field(default_factory=list)
 
     def ask(self, idx: int, text: str, connection: int = 1, queue: str = "bulk") -> Ticket:
-        options = AnswerOptions(collection="docs", queue=queue, temperature=0.5, stop=("\n",))
+        options = AnswerOptions(
+            collection="docs", queue=queue, temperature=0.5, stop=("\n",), min_tokens=2, logit_bias={3: -1.0}
+        )
         ticket = issue(idx, connection, Question(idx, f"q{idx}", text), options, 0.0)
         self.pipeline.submit(ticket)
         return ticket
@@ -81,6 +83,7 @@ def test_an_answer_carries_who_gave_it_and_how() -> None:
         answer.seed,
     )
     assert (ticket.seed, 0.5, ("\n",)) == (request.sampling.seed, request.sampling.temperature, request.sampling.stop)
+    assert (request.sampling.min_tokens, request.sampling.logit_bias) == (2, ((3, -1.0),))
     assert [PASSAGE.id] == [passage["id"] for passage in answer.passages]
     assert (
         answer.token_ids,
