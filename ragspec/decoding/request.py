@@ -45,6 +45,7 @@ class Request:
         sampling: how to continue.
         passage_spans: [start, end) token ranges of the retrieved passages inside `prompt`.
         interactive: goes ahead of bulk requests when a slot is free.
+        group: the job it belongs to; drafts may copy from the answers of its group, and of no other. None: from its own text.
     """
 
     id: str
@@ -52,6 +53,7 @@ class Request:
     sampling: Sampling = Sampling()
     passage_spans: tuple[tuple[int, int], ...] = ()
     interactive: bool = False
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
