@@ -1,22 +1,23 @@
 """Finding earlier occurrences of a text's ending: hash chains, as LZ77 compressors keep them (RFC 1951, section 4).
 
-Every place of a text is chained to the last earlier place behind the same n-gram. Adding a token costs one link for each length of
-n-gram; a search follows a chain from its newest link and compares at most `CANDIDATES` places. Neither grows with the text
-(benchmarks/lookup.py). A suffix automaton (SAM-Decoding, arXiv 2411.10666) finds the longest match in the same time, but it cannot
-forget its oldest tokens, and it knows one place of a match where we want several: they vote.
+Every place of a text is chained to the last earlier place behind the same n-gram. Adding a token costs one link for
+each length of n-gram; a search follows a chain from its newest link and compares at most `CANDIDATES` places. Neither
+grows with the text (benchmarks/lookup.py). A suffix automaton (SAM-Decoding, arXiv 2411.10666) finds the longest
+match in the same time, but it cannot forget its oldest tokens, and it knows one place of a match where we want
+several: they vote.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 
-#: Lengths of the n-grams that are chained, in the order in which they are tried: a common word has many more earlier places
-#: than a search compares, four tokens in a row rarely do.
+#: Lengths of the n-grams that are chained, in the order in which they are tried: a common word has many more earlier
+#: places than a search compares, four tokens in a row rarely do.
 ORDERS = (4, 2, 1)
 #: Places that a search compares, newest first.
-CANDIDATES = 8
+CANDIDATES = 16
 #: A match is measured up to here; one that is longer is as sure as it gets.
 LONGEST_MATCH = 16
 
@@ -58,6 +59,8 @@ class _Chain:
 class MatchIndex:
     """A growing text that can forget its oldest tokens.
 
+    A negative token separates what stands before it from what stands behind: it is matched, but follows nothing.
+
     Places count from the first token ever added and stay as they are when tokens are forgotten.
     """
 
@@ -86,7 +89,7 @@ class MatchIndex:
         longest = ORDERS[0]
         # What stands before the text is no token, so that a place near its beginning needs no special case.
         padded = [*([-1] * longest + self._tokens[-longest:])[-longest:], *tokens]
-        pairs = [a << _TOKEN_BITS | b for a, b in zip(padded, padded[1:], strict=False)]
+        pairs = [a << _TOKEN_BITS | b for a, b in pairwise(padded)]
         quads = (a << 2 * _TOKEN_BITS | b for a, b in zip(pairs, pairs[2:], strict=False))
         for order, keys in ((4, quads), (2, pairs[2:]), (1, padded[3:])):
             self._chains[order].extend(islice(keys, len(tokens)), self.end)
@@ -102,31 +105,40 @@ class MatchIndex:
                 chain.forget(dead, place)
             self._base = place
 
+    def elect(self, match: Match) -> tuple[int, int]:
+        """The newest place of the continuation that most occurrences of a match begin with, and how many do."""
+        if len(match.places) == 1:
+            return match.places[0], 1
+        following = [self._tokens[place - self._base] for place in match.places]
+        votes = [following.count(token) for token in following]
+        most = max(votes)
+        return match.places[votes.index(most)], most
+
     def read(self, place: int, count: int) -> list[int]:
         """Up to `count` tokens from `place` on."""
         start = place - self._base
         return self._tokens[start : start + count]
 
     def find(self, ending: Sequence[int]) -> Match | None:
-        """The longest occurrences of `ending` that something follows, out of the `CANDIDATES` newest that come into question."""
-        size = len(ending)
+        """The longest occurrences of `ending` that something follows, among the newest that share its last tokens."""
         for order, chain in self._chains.items():
-            if size < order:
-                continue
-            place = chain.newest.get(_key(ending, order), -1)
-            longest, places = 0, []
-            for _ in range(CANDIDATES):
-                if place < self._oldest:
-                    break
-                length = self._agreement(place - self._base, ending)
-                if length > longest:
-                    longest, places = length, [place]
-                elif length and length == longest:
-                    places.append(place)
-                place = chain.before[place - self._base]
-            if places:
-                return Match(longest, tuple(places))
+            if len(ending) >= order and (match := self._longest(chain, _key(ending, order), ending)):
+                return match
         return None
+
+    def _longest(self, chain: _Chain, key: int, ending: Sequence[int]) -> Match | None:
+        longest, places = 0, []
+        place = chain.newest.get(key, -1)
+        for _ in range(CANDIDATES):
+            if place < self._oldest:
+                break
+            length = self._agreement(place - self._base, ending) if self._tokens[place - self._base] >= 0 else 0
+            if length > longest:
+                longest, places = length, [place]
+            elif length and length == longest:
+                places.append(place)
+            place = chain.before[place - self._base]
+        return Match(longest, tuple(places)) if places else None
 
     def _agreement(self, start: int, ending: Sequence[int]) -> int:
         """Tokens before `start` that are those of `ending`, counted from its end."""
