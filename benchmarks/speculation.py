@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ragspec.decoding.acceptance import Source
 from ragspec.decoding.engine import Engine
+from ragspec.decoding.profiling import profile_steps
 from ragspec.decoding.request import Completion, Request, Sampling
 from ragspec.decoding.target import Target, load_target
 from ragspec.demo.prompts import demo_prompts
@@ -82,7 +83,13 @@ def main() -> None:
     wanted = parser.parse_args()
     settings = load_settings()
     target = load_target(ensure_target(settings), settings.device, settings.dtype, threads=settings.threads)
-    engine = Engine(target, max_batch=1, context_window=settings.context_window, max_draft=settings.max_draft)
+    engine = Engine(
+        target,
+        max_batch=1,
+        context_window=settings.context_window,
+        max_draft=settings.max_draft,
+        step_profile=profile_steps(target, max_batch=1, window=settings.context_window),
+    )
     requests = read_prompts(target, wanted.prompts, wanted.max_tokens, engine.window)
     requests = [r for r in requests if len(r.prompt) < engine.window][: wanted.limit]
 

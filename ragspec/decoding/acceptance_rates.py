@@ -16,13 +16,13 @@ from ragspec.decoding.acceptance import Source
 from ragspec.decoding.draft import Draft, Evidence
 
 #: Tokens that a prior weighs.
-PRIOR_WEIGHT = 20.0
+PRIOR_WEIGHT = 40.0
 #: Steps after which a kind's counts weigh half. Long: kinds are shared by all sequences and their texts are alike.
 KIND_HALF_LIFE = 2000
 #: Steps between two fadings of all kinds; they are few, but need not be touched in every step.
 FADE_EVERY = 50
 #: Tokens, accepted or expected to be, that a sequence's factor of 1 weighs at its beginning.
-SEQUENCE_WEIGHT = 4.0
+SEQUENCE_WEIGHT = 8.0
 #: What is left of a sequence's counts after a step.
 SEQUENCE_FADING = 0.9
 #: Probability that drafters get for a token of which they say nothing.

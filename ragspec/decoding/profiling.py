@@ -17,10 +17,12 @@ log = logging.getLogger(__name__)
 
 #: Rows of a sequence that are timed: a token alone, and drafts up to where rows have begun to cost a row each.
 WIDTHS = (1, 2, 4, 8)
+#: Wider passes than this are not timed beyond the first two widths: by then each row costs a row, and the line goes on.
+MOST_ROWS = 64
 #: Between two batch sizes that are timed lies this factor.
 BATCH_STEP = 4
 #: Rows of a prompt chunk that are timed.
-CHUNK_ROWS = (16, 64, 256)
+CHUNK_ROWS = (16, 64, 128)
 #: Tokens in the cache of each sequence, where the window allows.
 CONTEXT = 512
 #: Each pass is timed so often, and the fastest counts: what disturbs a pass only ever makes it slower.
@@ -33,8 +35,7 @@ def profile_steps(
 ) -> StepProfile:
     """Time decode passes by sequences and width, prompt chunks by rows, and what context adds.
 
-    Takes some 40 passes, about a second for the default model on two cores. The cache it reads is its own and as good as empty:
-    a pass takes as long over zeros.
+    Takes some 30 passes. The cache it reads is its own and holds zeros: a pass takes as long over them.
 
     Args:
         target: what is timed.
@@ -50,7 +51,10 @@ def profile_steps(
     timer = _Timer(target, max_batch, context + max(CHUNK_ROWS), clock)
     sequences = tuple(sorted({*_powers(max_batch), max_batch}))
     timer.decode(1, 1, context)  # the first pass loads kernels and makes buffers
-    decode = tuple(tuple(timer.decode(count, width, context) for width in WIDTHS) for count in sequences)
+    decode = tuple(
+        tuple(timer.decode(count, width, context) for width in WIDTHS if width <= 2 or count * width <= MOST_ROWS)
+        for count in sequences
+    )
     short = timer.decode(max_batch, 1, 1)
     profile = StepProfile(
         sequences=sequences,

@@ -1,6 +1,7 @@
 """What a step takes: a table measured at start by sequences and width, corrected by the steps that follow.
 
-Only proportions matter: whether a draft row is worth verifying depends on what it adds to the step, relative to the step.
+Only proportions matter: whether a draft row is worth verifying depends on what it adds to the step, relative to the
+step.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-#: What one step changes of a cell of the table, and of the level that it is compared to: how fast the machine is just now.
+#: What one step changes of a cell of the table, and of the level that it is compared to: how fast the machine is just
+#: now.
 _CELL_RATE, _LEVEL_RATE = 0.02, 0.1
 #: A step further off than this, relative to the level, was disturbed; it counts as this far off.
 _MOST_OFF = 1.5
+#: A cell stays within this factor of what was measured.
+_FURTHEST = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +48,9 @@ class StepProfile:
     """Forward passes as they were timed, in seconds.
 
     Attributes:
-        sequences: the batch sizes, rising.
-        widths: rows of each sequence, rising, from 1.
-        decode: of a pass over so many sequences with so many rows each, [sequences][widths].
+        sequences: the batch sizes, rising. widths: rows of each sequence, rising, from 1. decode: of a pass over so
+        many sequences with so many rows each, [sequences][widths]; at least the first two widths of
+            each, the line through the last two goes on.
         context: tokens in the cache of each sequence in those.
         context_token: what one more token in the cache of one sequence adds.
         chunk_rows: rows of a single prompt chunk, rising.
@@ -75,8 +79,9 @@ class StepCost:
 
     def __init__(self, profile: StepProfile = FREE) -> None:
         self._profile = profile
-        decode = np.maximum.accumulate(np.maximum.accumulate(np.array(profile.decode), axis=0), axis=1)
-        self._decode: Floats = decode
+        full = [_along(np.array(profile.widths), profile.widths[: len(row)], np.array(row)) for row in profile.decode]
+        self._decode: Floats = np.maximum.accumulate(np.maximum.accumulate(np.array(full), axis=0), axis=1)
+        self._measured = self._decode.copy()
         self._chunk: Floats = np.maximum.accumulate(np.array(profile.chunk))
         self._level = 1.0
 
@@ -95,7 +100,7 @@ class StepCost:
 
     def observe(self, load: StepLoad, drafted: int, seconds: float) -> None:
         """Correct the table by a step that was made. Steps with prompt chunks teach nothing: they vary too much."""
-        if load.prompt_rows:
+        if load.prompt_rows or seconds <= 0:
             return
         ratio = seconds / float(self.seconds(load, drafted)[-1])
         self._level += _LEVEL_RATE * (ratio - self._level)
@@ -104,7 +109,8 @@ class StepCost:
             _nearest(self._profile.widths, 1 + drafted / load.sequences),
         )
         off = min(max(ratio / self._level, 1 / _MOST_OFF), _MOST_OFF)
-        self._decode[cell] *= 1 + _CELL_RATE * (off - 1)
+        corrected = self._decode[cell] * (1 + _CELL_RATE * (off - 1))
+        self._decode[cell] = min(max(corrected, self._measured[cell] / _FURTHEST), self._measured[cell] * _FURTHEST)
 
     def _decoding(self, load: StepLoad, widths: Floats) -> Floats:
         """Of a step without prompt chunks, at each of `widths` rows a sequence."""

@@ -39,6 +39,7 @@ def load_parts(settings: Settings) -> Parts:
     from ragspec.corpus.embedder import load_embedder
     from ragspec.corpus.retriever import load_retriever
     from ragspec.decoding.engine import Engine
+    from ragspec.decoding.profiling import profile_steps
     from ragspec.decoding.target import load_target
     from ragspec.models import ensure_target, model_label
     from ragspec.prompt.builder import PromptBuilder
@@ -58,6 +59,7 @@ def load_parts(settings: Settings) -> Parts:
             context_window=window,
             prefill_chunk=settings.prefill_chunk,
             max_draft=settings.max_draft,
+            step_profile=profile_steps(target, max_batch=settings.max_batch, window=window),
         ),
         retriever=load_retriever(settings, load_embedder(settings)),
         # A tokenizer of its own: prompts are encoded in another thread than the engine decodes in, and Rust tokenizers
