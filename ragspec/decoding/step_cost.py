@@ -48,9 +48,10 @@ class StepProfile:
     """Forward passes as they were timed, in seconds.
 
     Attributes:
-        sequences: the batch sizes, rising. widths: rows of each sequence, rising, from 1. decode: of a pass over so
-        many sequences with so many rows each, [sequences][widths]; at least the first two widths of
-            each, the line through the last two goes on.
+        sequences: the batch sizes, rising.
+        widths: rows of each sequence, rising, from 1.
+        decode: of a pass over so many sequences with so many rows each, [sequences][widths]; at least the first two widths of
+            each: from there on the line through the last two is taken.
         context: tokens in the cache of each sequence in those.
         context_token: what one more token in the cache of one sequence adds.
         chunk_rows: rows of a single prompt chunk, rising.
