@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ragspec.decoding.matching import MatchIndex
 
-#: Tokens of answers kept for a group. Some 10 MB of Python objects; 500 answers of 64 tokens.
+#: Tokens of answers kept for a group: 500 answers of 64 tokens, in 13 MB of Python objects (tracemalloc).
 GROUP_TOKENS = 32_768
 #: Groups kept after their last request has ended: between two requests of a job there may be none for a moment.
 IDLE_GROUPS = 4

@@ -101,7 +101,7 @@ class StepCost:
 
     def observe(self, load: StepLoad, drafted: int, seconds: float) -> None:
         """Correct the table by a step that was made. Steps with prompt chunks teach nothing: they vary too much."""
-        if load.prompt_rows or seconds <= 0:
+        if load.prompt_rows or seconds <= 0 or self._profile is FREE:
             return
         ratio = seconds / float(self.seconds(load, drafted)[-1])
         self._level += _LEVEL_RATE * (ratio - self._level)

@@ -26,7 +26,7 @@ class Desk:
 
     def ask(self, idx: int, text: str, connection: int = 1, queue: str = "bulk") -> Ticket:
         options = AnswerOptions(collection="docs", queue=queue, temperature=0.5, stop=("\n",))
-        ticket = issue(idx, connection, Question(idx, f"q{idx}", text), options, 0.0)
+        ticket = issue(idx, connection, Question(idx, f"q{idx}", text), options, 0.0, "job-1")
         self.pipeline.submit(ticket)
         return ticket
 
@@ -81,6 +81,7 @@ def test_an_answer_carries_who_gave_it_and_how() -> None:
         answer.seed,
     )
     assert (ticket.seed, 0.5, ("\n",)) == (request.sampling.seed, request.sampling.temperature, request.sampling.stop)
+    assert request.group == "job-1"
     assert [PASSAGE.id] == [passage["id"] for passage in answer.passages]
     assert (
         answer.token_ids,
