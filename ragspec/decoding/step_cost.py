@@ -17,6 +17,8 @@ Floats = NDArray[np.float64]
 #: What one step changes of a cell of the table, and of the level that it is compared to: how fast the machine is just
 #: now.
 _CELL_RATE, _LEVEL_RATE = 0.02, 0.1
+#: A cell's first steps count for more, since the profile timed it only twice: the n-th as one of n + this many.
+_PROFILE_WEIGHT = 4
 #: A step further off than this, relative to the level, was disturbed; it counts as this far off.
 _MOST_OFF = 1.5
 #: A cell stays within this factor of what was measured.
@@ -83,6 +85,7 @@ class StepCost:
         full = [_along(np.array(profile.widths), profile.widths[: len(row)], np.array(row)) for row in profile.decode]
         self._decode: Floats = np.maximum.accumulate(np.maximum.accumulate(np.array(full), axis=0), axis=1)
         self._measured = self._decode.copy()
+        self._visits = np.zeros_like(self._decode)
         self._chunk: Floats = np.maximum.accumulate(np.array(profile.chunk))
         self._level = 1.0
 
@@ -110,7 +113,9 @@ class StepCost:
             _nearest(self._profile.widths, 1 + drafted / load.sequences),
         )
         off = min(max(ratio / self._level, 1 / _MOST_OFF), _MOST_OFF)
-        corrected = self._decode[cell] * (1 + _CELL_RATE * (off - 1))
+        self._visits[cell] += 1
+        rate = max(_CELL_RATE, 1 / (self._visits[cell] + _PROFILE_WEIGHT))
+        corrected = self._decode[cell] * (1 + rate * (off - 1))
         self._decode[cell] = min(max(corrected, self._measured[cell] / _FURTHEST), self._measured[cell] * _FURTHEST)
 
     def _decoding(self, load: StepLoad, widths: Floats) -> Floats:

@@ -30,6 +30,8 @@ LEAST_GAIN = 1.01
 _FADING = 0.8
 #: Most steps in a row for which the drafters are not asked.
 LONGEST_PAUSE = 16
+#: After so many steps in a row with drafts one goes without: what it takes is the measure of all others.
+PLAIN_EVERY = 64
 
 
 def choose_widths(
@@ -78,6 +80,7 @@ class WidthController:
         self._rates = AcceptanceRates()
         self._thrift = _Thrift()
         self._step: _Step | None = None
+        self._drafted_in_a_row = 0
 
     def draft(self, limits: Mapping[str, int], load: StepLoad) -> dict[str, Draft]:
         """The drafts to verify in a step.
@@ -89,8 +92,10 @@ class WidthController:
         self._learn_cost()
         if self._rates.turn(limits):
             self._thrift.forgive()
-        drafts = self._drafts(limits, load) if limits and self._thrift.allows() else {}
+        asking = limits and self._thrift.allows() and self._drafted_in_a_row < PLAIN_EVERY
+        drafts = self._drafts(limits, load) if asking else {}
         drafted = sum(len(draft.tokens) for draft in drafts.values())
+        self._drafted_in_a_row = self._drafted_in_a_row + 1 if drafted else 0
         self._step = _Step(load, drafted, self._clock()) if load.sequences else None
         return drafts
 

@@ -76,7 +76,9 @@ def test_steps_correct_the_table_where_it_was_wrong() -> None:
 
 def test_one_disturbed_step_changes_little() -> None:
     cost = StepCost(PROFILE)
-    cost.observe(StepLoad(1, 100), 0, 10.0)
+    for _ in range(50):
+        cost.observe(StepLoad(1, 100), 0, 10.0)
+        cost.observe(StepLoad(1, 100), 1, 11.0)
     before = cost.seconds(StepLoad(1, 100), 3)
     cost.observe(StepLoad(1, 100), 1, 5000.0)
 

@@ -14,7 +14,7 @@ from ragspec.decoding.drafting import DraftingPanel
 from ragspec.decoding.engine import Engine
 from ragspec.decoding.request import Request, Sampling
 from ragspec.decoding.step_cost import FREE, StepCost, StepLoad, StepProfile
-from ragspec.decoding.width import LONGEST_PAUSE, WidthController, choose_widths
+from ragspec.decoding.width import LONGEST_PAUSE, PLAIN_EVERY, WidthController, choose_widths
 from tests import tiny
 from tests.unit.decoding import drafters
 from tests.unit.decoding.test_greedy_exactness import make_requests, run
@@ -140,6 +140,17 @@ def test_drafters_rest_where_asking_costs_more_than_drafts_save() -> None:
     assert 400 / (LONGEST_PAUSE + 1) <= asked < 60
     chooser.draft({"r": 3, "s": 3}, StepLoad(2))
     assert drafter.asked == asked + 1
+
+
+def test_now_and_then_a_step_goes_without_drafts_to_see_what_it_takes() -> None:
+    chooser = controller(Always(0.9), costs=StepCost(FREE))
+    drafted = []
+    for _ in range(10 * PLAIN_EVERY):
+        draft = chooser.draft({"r": 3}, StepLoad(1)).get("r", Draft())
+        chooser.record("r", draft, len(draft.tokens))
+        drafted.append(len(draft.tokens))
+
+    assert 1 <= drafted.count(0) <= 10
 
 
 @pytest.mark.parametrize("row", [0.0, 0.02, 0.3, 5.0])
