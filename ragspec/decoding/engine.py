@@ -203,18 +203,17 @@ class Engine:
 
     def _emit(self, turns: list[_Turn], output: StepOutput) -> None:
         """Verify each turn's draft and emit what stands, in place."""
-        logits = output.logits
-        choices = logits.argmax(-1).tolist() if len(logits) else []
+        choices = output.choices.tolist()
         emitted: list[tuple[_Turn, list[tuple[int, Source]]]] = []
         for turn in turns:
             if not turn.rows:
                 turn.sequence.cached += len(turn.tokens)
                 continue
-            verdict = self._verify(turn, logits, choices)
+            verdict = self._verify(turn, output.logits, choices)
             self._width.record(turn.sequence.request.id, turn.draft, verdict.accepted)
             standing = list(zip(turn.draft.tokens, turn.draft.sources, strict=True))[: verdict.accepted]
             emitted.append((turn, [*standing, (verdict.following, Source.TARGET)]))
-        logprobs = _logprobs(logits, emitted)
+        logprobs = _logprobs(output, emitted)
         for turn, tokens in emitted:
             self._take(turn, tokens, logprobs, output.hidden)
 
@@ -280,12 +279,13 @@ class Engine:
         return sequence.complete(text)
 
 
-def _logprobs(logits: Tensor, emitted: list[tuple[_Turn, list[tuple[int, Source]]]]) -> dict[tuple[int, int], float]:
+def _logprobs(
+    output: StepOutput, emitted: list[tuple[_Turn, list[tuple[int, Source]]]]
+) -> dict[tuple[int, int], float]:
     """Log-probability of each emitted token under the target's unmodified softmax, by (row, token)."""
     places = [(turn.first_row + place, token) for turn, tokens in emitted for place, (token, _) in enumerate(tokens)]
     if not places:
         return {}
-    rows = logits[torch.tensor([row for row, _ in places], device=logits.device)].float()
-    tokens = torch.tensor([token for _, token in places], device=logits.device)
-    values = rows.gather(1, tokens[:, None])[:, 0] - rows.logsumexp(-1)
+    rows, tokens = torch.tensor(places, device=output.logits.device).T
+    values = output.logits[rows, tokens].float() - output.normalizers[rows]
     return dict(zip(places, values.tolist(), strict=True))

@@ -19,11 +19,15 @@ class StepOutput:
 
     Attributes:
         logits: [r, vocabulary].
+        choices: the token of each row's highest logit, [r].
+        normalizers: log of the sum of each row's exponentials, [r]: a token's log-probability is its logit less this.
         hidden: final hidden states, [r, hidden], where they were asked for.
     """
 
     logits: Tensor
-    hidden: Tensor | None
+    choices: Tensor
+    normalizers: Tensor
+    hidden: Tensor | None = None
 
 
 class Cache(Protocol):

@@ -120,7 +120,7 @@ class TransformersTarget:
         finally:
             if hook is not None:
                 hook.remove()
-        return StepOutput(logits, captured[0] if captured else None)
+        return StepOutput(logits, logits.argmax(-1), logits.float().logsumexp(-1), captured[0] if captured else None)
 
     def _logits(self, tokens: list[int], plan: StepPlan, rows: list[int]) -> Tensor:
         with attending(plan):

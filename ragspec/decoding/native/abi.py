@@ -56,6 +56,7 @@ class Model(Structure):
         ("key_heads", c_int32),
         ("head_dim", c_int32),
         ("intermediate", c_int32),
+        ("vocabulary", c_int32),
         ("epsilon", c_float),
         ("scaling", c_float),
     )
@@ -92,6 +93,8 @@ class Step(Structure):
         ("hidden", c_void_p),
         ("states", c_void_p),
         ("logits", c_void_p),
+        ("choices", c_void_p),
+        ("normalizers", c_void_p),
         ("bytes", c_void_p),
         ("scales", c_void_p),
         ("wide", c_void_p),

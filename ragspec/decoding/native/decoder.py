@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ragspec.decoding.native import abi
 from ragspec.decoding.native.cache import PackedCache
 from ragspec.decoding.native.weights import QuantizedLinear, mixable
+from ragspec.decoding.target import StepOutput
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -85,6 +86,7 @@ class Decoder:
             self.key_heads,
             self.head_dim,
             self.intermediate,
+            self.vocabulary,
             float(config.rms_norm_eps),
             float(body.layers[0].self_attn.scaling),
         )
@@ -107,7 +109,7 @@ class Decoder:
 
     def forward(
         self, cache: PackedCache, segments: Sequence[Segment], tokens: Sequence[int], wanted: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
+    ) -> StepOutput:
         """One forward pass over a packed step.
 
         Args:
@@ -117,12 +119,14 @@ class Decoder:
             wanted: packed places whose next-token logits are wanted, [r].
 
         Returns:
-            Logits [r, vocabulary] and final hidden states [r, hidden], both float32.
+            All in float32.
         """
         n, r = len(tokens), len(wanted)
         hidden = self._embedding[torch.tensor(tokens)].float()
         logits = torch.empty((r, self._logit_width))
         states = torch.empty((r, self.hidden))
+        choices = torch.empty(r, dtype=torch.int32)
+        normalizers = torch.empty(r)
         runs, tiles, slots, positions = self._plan(segments)
         widest = max(self.hidden, self.heads * self.head_dim, self.intermediate)
         qkv = (self.heads + 2 * self.key_heads) * self.head_dim
@@ -144,6 +148,8 @@ class Decoder:
             hidden.data_ptr(),
             states.data_ptr(),
             logits.data_ptr(),
+            choices.data_ptr(),
+            normalizers.data_ptr(),
             self._room("bytes", n * widest, torch.uint8),
             self._room("scales", n, torch.float32),
             self._room("wide", n * wide, torch.float32),
@@ -152,7 +158,7 @@ class Decoder:
             torch.get_num_threads(),
         )
         self._kernels.ragspec_forward(byref(self._model), byref(step))
-        return logits[:, : self.vocabulary], states
+        return StepOutput(logits[:, : self.vocabulary], choices, normalizers, states)
 
     def _plan(self, segments: Sequence[Segment]) -> tuple[Any, Any, Tensor, Tensor]:
         group = self.heads // self.key_heads

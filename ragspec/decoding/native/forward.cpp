@@ -44,6 +44,7 @@ void ragspec_forward(const Model* model_pointer, const Step* step_pointer) {
   normalize(step.states, model.final_norm, model.epsilon, step.wanted_count, model.hidden, step.states, threads);
   quantize(model.head, step.states, step.wanted_count, step.bytes, step.scales, threads);
   multiply(model.head, step.bytes, step.scales, step.wanted_count, step.logits, false, threads);
+  summarize(step.logits, step.wanted_count, model.head.outputs, model.vocabulary, step.choices, step.normalizers, threads);
 }
 
 }

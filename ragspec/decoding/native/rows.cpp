@@ -86,6 +86,30 @@ void gate_quantize(const Linear& weight, const float* gate_up, int rows, uint8_t
   });
 }
 
+// Of equal logits the first is the choice. The padding behind the vocabulary counts for nothing.
+void summarize(const float* logits, int rows, int stride, int vocabulary, int32_t* choices, float* normalizers, int threads) {
+  share_out(threads, rows, [&](int row) {
+    const float* from = logits + (size_t)row * stride;
+    const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const auto at = [&](int i) {
+      const f32x16 value = load<f32x16>(from + i);
+      return i + LANES <= vocabulary ? value : (lane < vocabulary - i ? value : splat(-INFINITY));
+    };
+    f32x16 peak = splat(-INFINITY);
+    for (int i = 0; i < vocabulary; i += LANES) peak = larger(peak, at(i));
+    const float top = largest(peak);
+    f32x16 total = {};
+    for (int i = 0; i < vocabulary; i += LANES) total += exponential(at(i) - top);
+    choices[row] = 0;
+    for (int i = 0; i < vocabulary; i++)
+      if (from[i] == top) {
+        choices[row] = i;
+        break;
+      }
+    normalizers[row] = top + std::log(sum(total));
+  });
+}
+
 // Norms, if the model has them, and turns a head's two halves (rotary embedding in the layout of transformers' Llama).
 static void turn(const Model& model, const float* norm, const float* from, int position, float* to) {
   const int dim = model.head_dim, half = dim / 2;

@@ -34,7 +34,7 @@ struct Model {
   const float* final_norm;
   const float *cosine, *sine;  // [positions, head_dim / 2]
   Linear head;
-  int32_t layer_count, hidden, heads, key_heads, head_dim, intermediate;
+  int32_t layer_count, hidden, heads, key_heads, head_dim, intermediate, vocabulary;
   float epsilon, scaling;
 };
 
@@ -58,6 +58,8 @@ struct Step {
   float* hidden;                     // [tokens, hidden]: embeddings in, destroyed
   float* states;                     // [wanted_count, hidden]: final hidden states out
   float* logits;                     // [wanted_count, head.outputs] out
+  int32_t* choices;                  // [wanted_count]: the place of each row's highest logit out
+  float* normalizers;                // [wanted_count]: log of the sum of each row's exponentials out
   uint8_t* bytes;                    // scratch [tokens, max(hidden, heads * head_dim, intermediate)]
   float* scales;                     // scratch [tokens]
   float* wide;                       // scratch [tokens, max(qkv.outputs, gate_up.outputs)]
@@ -76,6 +78,7 @@ void normalize(const float* x, const float* weight, float epsilon, int rows, int
 void normalize_quantize(const Linear& weight, const float* x, const float* norm, float epsilon, int rows, uint8_t* out,
                         float* scale, int threads);
 void quantize(const Linear& weight, const float* x, int rows, uint8_t* out, float* scale, int threads);
+void summarize(const float* logits, int rows, int stride, int vocabulary, int32_t* choices, float* normalizers, int threads);
 void gate_quantize(const Linear& weight, const float* gate_up, int rows, uint8_t* out, float* scale, int threads);
 void rotate_store(const Model& model, const Layer& layer, const Step& step, uint16_t* keys, uint16_t* values);
 

@@ -61,16 +61,16 @@ def test_the_kernels_compute_what_the_model_computes(family: str, machine: str, 
     decoder = Decoder(load_kernels(kernels, machine), model, LENGTH)
     tokens = make_tokens(LENGTH)
     with torch.inference_mode():
-        ours, states = decoder.forward(
-            decoder.make_cache(3, LENGTH), [Segment(1, 0, LENGTH)], tokens, list(range(LENGTH))
-        )
+        out = decoder.forward(decoder.make_cache(3, LENGTH), [Segment(1, 0, LENGTH)], tokens, list(range(LENGTH)))
         theirs = model(input_ids=torch.tensor([tokens]), output_hidden_states=True)
 
-    divergence = _divergence(theirs.logits[0], ours)
+    divergence = _divergence(theirs.logits[0], out.logits)
     assert float(divergence.mean()) < 0.02
     assert float(divergence.max()) < 0.2
-    similar = torch.cosine_similarity(states, theirs.hidden_states[-1][0])
+    similar = torch.cosine_similarity(out.hidden, theirs.hidden_states[-1][0])
     assert float(similar.min()) > 0.99
+    assert torch.equal(out.choices.long(), out.logits.argmax(-1))
+    torch.testing.assert_close(out.normalizers, out.logits.logsumexp(-1))
 
 
 def test_a_row_depends_on_nothing_beside_it(kernels: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_row_depends_on_nothing_beside_it(kernels: Path) -> None:
         alone = []
         for text in texts:
             cache = decoder.make_cache(1, LENGTH)
-            rows = [decoder.forward(cache, [Segment(0, i, 1)], [token], [0])[0] for i, token in enumerate(text)]
+            rows = [decoder.forward(cache, [Segment(0, i, 1)], [token], [0]).logits for i, token in enumerate(text)]
             alone.append(torch.cat(rows))
         rng = random.Random(5)
         cache = decoder.make_cache(6, LENGTH)
@@ -97,7 +97,7 @@ def test_a_row_depends_on_nothing_beside_it(kernels: Path) -> None:
             lengths = [min(rng.choice([1, 2, 5, 13, 70]), LENGTH - done[i]) for i in picked]
             segments = [Segment(slots[i], done[i], n) for i, n in zip(picked, lengths, strict=True)]
             fed = [t for i, n in zip(picked, lengths, strict=True) for t in texts[i][done[i] : done[i] + n]]
-            logits, _ = decoder.forward(cache, segments, fed, list(range(len(fed))))
+            logits = decoder.forward(cache, segments, fed, list(range(len(fed)))).logits
             for i, part in zip(picked, logits.split(lengths), strict=True):
                 together[i].append(part)
                 done[i] += len(part)
