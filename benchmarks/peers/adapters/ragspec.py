@@ -1,0 +1,58 @@
+"""ragspec's own engine, with the settings that a worker would start with (RAGSPEC_* variables count)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks.peers.protocol import Load, Prompt, Ready, Run, serve
+from ragspec.decoding.engine import Engine
+from ragspec.decoding.request import Request, Sampling
+from ragspec.decoding.target import load_target
+from ragspec.settings import load_settings
+
+
+class Ragspec:
+    """Options: `speculation`, default true."""
+
+    def __init__(self, load: Load) -> None:
+        settings = load_settings()
+        target = load_target(Path(load.folder), settings.device, settings.dtype, threads=load.threads)
+        self._engine = Engine(
+            target,
+            max_batch=load.concurrency,
+            context_window=load.window,
+            prefill_chunk=settings.prefill_chunk,
+            max_draft=settings.max_draft,
+        )
+        self._one_by_one = load.concurrency == 1
+        self._speculation = bool(load.options.get("speculation", True))
+        self._asked = 0
+        versions = {name: version(name) for name in ("torch", "transformers")}
+        self.ready = Ready(versions, str(target.dtype).removeprefix("torch."))
+
+    def run(self, prompts: Sequence[Prompt], max_tokens: int) -> Run:
+        """At concurrency 1 a prompt is handed over when the answer before is there."""
+        sampling = Sampling(max_tokens=max_tokens, speculation=self._speculation)
+        outputs: dict[int, tuple[int, ...]] = {}
+        lengths: dict[int, int] = {}
+        first = self._asked
+        for prompt in prompts:
+            self._engine.add(Request(str(self._asked), prompt.tokens, sampling, prompt.passages))
+            self._asked += 1
+            if self._one_by_one:
+                self._drain(outputs, lengths)
+        self._drain(outputs, lengths)
+        order = range(first, self._asked)
+        return Run([outputs[i] for i in order], [lengths[i] for i in order])
+
+    def _drain(self, outputs: dict[int, tuple[int, ...]], lengths: dict[int, int]) -> None:
+        while self._engine.has_work:
+            for done in self._engine.step():
+                outputs[int(done.request_id)] = done.acceptance.token_ids
+                lengths[int(done.request_id)] = done.prompt_tokens
+
+
+if __name__ == "__main__":
+    serve(Ragspec)
