@@ -1,11 +1,11 @@
 """One page about a device: is the engine exact there, and near to what it can do? `python -m benchmarks.gpu_check`.
 
-First the engine's greedy answers, with drafts and without, alone and in batches, against transformers' own `generate`: token for
-token in float32; in the working dtype an answer may part where the two likeliest tokens lie within rounding, and the largest
-such gap is printed. Then prefill and decode at batch 1, 8 and 64, against the matrix rate and the memory bandwidth that the
-script measures itself, and against transformers' `generate`, its prompt lookup and its continuous batching. End tokens do not
-end an answer while timing, so that all write equally much. `--small` takes a tiny seeded model and sizes for a CPU, in seconds.
-Exits with 1 where an answer parts that must not.
+First the engine's greedy answers, with drafts and without, alone and in batches, against transformers' own `generate`. In
+float32 they agree token for token; in the working dtype an answer may part where the two likeliest tokens lie within rounding,
+and the largest such gap is printed. Then prefill and decode at batch 1, 8 and 64: against the matrix rate and the memory
+bandwidth that the script measures itself, and against transformers' `generate`, its prompt lookup and its continuous batching.
+End tokens end no answer while timing, so that all write equally much, and no two prompts share a beginning. `--small` takes a
+tiny seeded model and sizes for a CPU, in seconds. Exits with 1 where an answer parts that must not.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig
 
+from benchmarks.reference import NO_TOKEN, Tokens, continuous, generate
 from ragspec.decoding.engine import Engine
 from ragspec.decoding.request import Request, Sampling
 from ragspec.decoding.target import Target, load_target, make_target, resolve_device
@@ -31,12 +32,15 @@ from ragspec.models import ensure_target
 from ragspec.prompt import PromptBuilder
 from ragspec.settings import Settings, load_settings
 
-Tokens = tuple[int, ...]
 #: Largest difference of two tokens' logits that counts as rounding; transformers' own bfloat16 forward passes of width 1 and 6
 #: choose differently up to 0.125 (docs/discussion/exactness.md). In float32 nothing may part.
 ROUNDING = {torch.float32: 0.0, torch.bfloat16: 0.25, torch.float16: 0.05}
 #: Draft length of transformers' prompt lookup, as its documentation uses it.
 LOOKUP_TOKENS = 10
+
+
+#: Answers prompts with so many tokens each.
+Way = Callable[[list[Tokens], int], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ class TokenText:
         return " ".join(map(str, tokens))
 
 
-def tiny_case(device: torch.device, dtype: torch.dtype) -> Case:
+def tiny_case(device: torch.device) -> Case:
     """A seeded model of 2 layers and prompts that repeat themselves."""
     config = LlamaConfig(
         vocab_size=256,
@@ -106,7 +110,8 @@ def tiny_case(device: torch.device, dtype: torch.dtype) -> Case:
     for _ in range(2):
         torch.manual_seed(0)
         # A copy of the config: the attention is chosen in it.
-        models.append(AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype).to(device))  # type: ignore[no-untyped-call]
+        model: Any = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32)  # type: ignore[no-untyped-call]
+        models.append(model.to(device))
     target = make_target(models[0], TokenText(), "tiny@0")  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(1)
     prompts = [tuple((torch.randint(255, (8,), generator=generator).tolist() * 5)[: 24 + i]) for i in range(4)]
@@ -131,47 +136,6 @@ def answer(engine: Engine, prompts: Sequence[Tokens], max_tokens: int, *, drafts
     while engine.has_work:
         done |= {int(one.request_id): one.acceptance.token_ids for one in engine.step()}
     return [done[number] for number in range(len(prompts))]
-
-
-@torch.inference_mode()
-def generate(
-    plain: Any, prompts: Sequence[Tokens], max_tokens: int, end: list[int] | None, **extra: Any
-) -> list[Tokens]:
-    """What transformers' `generate` writes, prompts padded on the left; padding behind an end token is cut off."""
-    longest = max(map(len, prompts))
-    pad = end[0] if end else 0
-    tokens = torch.full((len(prompts), longest), pad)
-    mask = torch.zeros_like(tokens)
-    for row, prompt in enumerate(prompts):
-        tokens[row, longest - len(prompt) :] = torch.tensor(prompt)
-        mask[row, longest - len(prompt) :] = 1
-    config = _generation_config(max_tokens, end, pad)
-    tokens, mask = tokens.to(plain.device), mask.to(plain.device)
-    out = plain.generate(tokens, attention_mask=mask, generation_config=config, **extra)
-    rows = [tuple(row[longest:].tolist()) for row in out]
-    ends = [next((i + 1 for i, token in enumerate(row) if token in (end or ())), len(row)) for row in rows]
-    return [row[:stop] for row, stop in zip(rows, ends, strict=True)]
-
-
-def generate_continuously(plain: Any, prompts: Sequence[Tokens], max_tokens: int) -> None:
-    """Continuous batching of transformers; on CUDA it sizes itself, on CPU it cannot."""
-    sizes: dict[str, Any] = {}
-    if plain.device.type != "cuda":
-        page = 32
-        blocks = sum((len(prompt) + max_tokens) // page + 1 for prompt in prompts)
-        sizes = {"page_size": page, "num_blocks": blocks + len(prompts), "max_batch_tokens": 512}
-    plain.generate_batch(
-        [list(prompt) for prompt in prompts],
-        generation_config=_generation_config(max_tokens, None, 0),
-        continuous_batching_config=ContinuousBatchingConfig(max_requests_per_batch=len(prompts), **sizes),
-    )
-
-
-def _generation_config(max_tokens: int, end: list[int] | None, pad: int) -> Any:
-    # -1 is no token: None would let the model's own end tokens in again.
-    return GenerationConfig(  # type: ignore[no-untyped-call]
-        max_new_tokens=max_tokens, do_sample=False, eos_token_id=end or -1, pad_token_id=pad
-    )
 
 
 def partings(case: Case, batches: Sequence[int], max_tokens: int, max_draft: int) -> tuple[int, int, float]:
@@ -241,25 +205,46 @@ def bandwidth(size: int, device: torch.device, repeats: int) -> float:
 def measure(case: Case, sizes: Sizes, max_draft: int) -> list[Row]:
     """Every way to decode at every batch size; decode time is a whole run's less that of one which stops at the first token."""
     endless = replace(case, target=replace(case.target, eos_ids=frozenset()))
+    fresh = Unshared(case.prompts, case.target.vocabulary)
     rows = []
+
+    def clock(name: str, batch: int, way: Way) -> None:
+        first = seconds(lambda: way(fresh.take(batch), 1), sizes.repeats, case.target.device)
+        whole = seconds(lambda: way(fresh.take(batch), sizes.new_tokens), sizes.repeats, case.target.device)
+        rows.append(Row(batch, name, sum(map(len, fresh.take(batch))), first, max(whole - first, 1e-9)))
+
     for batch in sizes.batches:
-        prompts = [case.prompts[i % len(case.prompts)] for i in range(batch)]
         engine = engine_for(endless, batch, sizes.new_tokens, max_draft)
-        ways: dict[str, Callable[[int], object]] = {
-            "ragspec": lambda n, e=engine, p=prompts: answer(e, p, n, drafts=True),  # type: ignore[misc]
-            "ragspec, no drafts": lambda n, e=engine, p=prompts: answer(e, p, n, drafts=False),  # type: ignore[misc]
-            "transformers": lambda n, p=prompts: generate(case.plain, p, n, None),  # type: ignore[misc]
-            "transformers, continuous": lambda n, p=prompts: generate_continuously(case.plain, p, n),  # type: ignore[misc]
-        }
-        if batch == 1:
-            ways["transformers, lookup"] = lambda n, p=prompts: generate(  # type: ignore[misc]
-                case.plain, p, n, None, prompt_lookup_num_tokens=LOOKUP_TOKENS
+        clock("ragspec", batch, lambda prompts, n, engine=engine: answer(engine, prompts, n, drafts=True))  # type: ignore[misc]
+        clock("ragspec, no drafts", batch, lambda prompts, n, engine=engine: answer(engine, prompts, n, drafts=False))  # type: ignore[misc]
+        clock("transformers", batch, lambda prompts, n: generate(case.plain, prompts, n, [NO_TOKEN]))
+        if batch == 1:  # its lookup takes no more
+            clock(
+                "transformers, lookup",
+                batch,
+                lambda prompts, n: generate(case.plain, prompts, n, [NO_TOKEN], LOOKUP_TOKENS),
             )
-        for name, way in ways.items():
-            first = seconds(lambda w=way: w(1), sizes.repeats, case.target.device)  # type: ignore[misc]
-            whole = seconds(lambda w=way: w(sizes.new_tokens), sizes.repeats, case.target.device)  # type: ignore[misc]
-            rows.append(Row(batch, name, sum(map(len, prompts)), first, max(whole - first, 1e-9)))
+        with continuous(case.plain, batch, max(map(len, case.prompts)) + sizes.new_tokens) as way:
+            clock("transformers, continuous", batch, way)
     return rows
+
+
+class Unshared:
+    """Hands out prompts of which no two ever begin alike, so that no prefix cache saves a timed prefill."""
+
+    def __init__(self, prompts: Sequence[Tokens], vocabulary: int) -> None:
+        self._prompts = prompts
+        self._vocabulary = vocabulary
+        self._taken = 0
+
+    def take(self, count: int) -> list[Tokens]:
+        """The first `count` prompts, from the beginning again where they do not suffice, each with two new first tokens."""
+        taken = []
+        for place in range(count):
+            high, low = divmod(self._taken, self._vocabulary)
+            taken.append((low, high, *self._prompts[place % len(self._prompts)][2:]))
+            self._taken += 1
+        return taken
 
 
 def table(rows: Sequence[Row], case: Case, new_tokens: int, operations: float, bytes_s: float) -> str:
@@ -300,8 +285,8 @@ def main() -> None:
     sizes = replace(sizes, new_tokens=wanted.new_tokens or sizes.new_tokens, repeats=wanted.repeats or sizes.repeats)
 
     exact = True
-    for dtype in dict.fromkeys(("float32", settings.dtype)):
-        case = tiny_case(device, torch.float32) if wanted.small else model_case(settings, device, dtype)
+    for dtype in ("float32",) if wanted.small else ("float32", settings.dtype):
+        case = tiny_case(device) if wanted.small else model_case(settings, device, dtype)
         compared, parted, worst = partings(case, sizes.batches, sizes.new_tokens, settings.max_draft)
         exact &= worst <= ROUNDING[case.target.dtype]
         name = str(case.target.dtype).removeprefix("torch.")

@@ -128,13 +128,15 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     end = GenerationConfig.from_pretrained(folder).eos_token_id
     prompts = prompts_of(wanted, settings, tokenizer)
+    peers = choose([name for name in wanted.peers.split(",") if name], wanted.concurrency)
+    gguf = gguf_file(settings, wanted.gguf, wanted.environments / "models") if any(peer.gguf for peer in peers) else ""
     task = Task(
         prompts=tuple(prompts),
         warm_up=tuple(warm_up(tokenizer, prompts, wanted.concurrency)),
         max_tokens=wanted.max_tokens,
         load=Load(
             folder=str(folder),
-            gguf=gguf_file(settings, wanted.gguf, wanted.environments / "models"),
+            gguf=gguf,
             threads=wanted.threads,
             concurrency=wanted.concurrency,
             window=max(len(prompt.tokens) for prompt in prompts) + wanted.max_tokens,
@@ -142,7 +144,6 @@ def main() -> None:
             end_tokens=tuple([end] if isinstance(end, int) else end),
         ),
     )
-    peers = choose([name for name in wanted.peers.split(",") if name], wanted.concurrency)
     logs = wanted.logs or Path(tempfile.mkdtemp(prefix="ragspec-peers-"))
     logs.mkdir(parents=True, exist_ok=True)
     print(f"The peers' own output goes to {logs}", file=sys.stderr)

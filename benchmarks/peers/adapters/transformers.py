@@ -94,6 +94,8 @@ class Transformers:
                 max_batch_tokens=BATCH_TOKENS,
                 max_requests_per_batch=self._load.concurrency,
             ),
+            # Set up by the warm-up run, as a server would be by its first request.
+            persistent_manager=True,
         )
         outputs = list(done.values())
         failed = [output.error for output in outputs if output.error]
