@@ -24,11 +24,10 @@ from producer.submit import submit
 from ragspec.corpus.embedder import load_embedder
 from ragspec.corpus.retriever import load_retriever
 from ragspec.decoding.engine import Engine
+from ragspec.decoding.loading import load_configured
 from ragspec.decoding.request import Request, Sampling
-from ragspec.decoding.target import load_target
 from ragspec.jobs.database import connect
 from ragspec.jobs.options import AnswerOptions
-from ragspec.models import ensure_target
 from ragspec.prompt import PromptBuilder
 from ragspec.settings import Settings, load_settings
 
@@ -41,16 +40,17 @@ class Direct:
 
     def __init__(self, settings: Settings, options: AnswerOptions) -> None:
         self._options = options
-        self._target = load_target(ensure_target(settings), settings.device, settings.dtype, threads=settings.threads)
+        self._target = load_configured(settings)
         self._retriever = load_retriever(settings, load_embedder(settings))
         window = min(settings.context_window, self._target.context_window)
-        self._prompts = PromptBuilder(self._target.tokenizer, window, settings.prompt_template)
+        self._prompts = PromptBuilder(self._target.tokenizer, window, settings.prompt_template, settings.passage_order)
         self._engine = Engine(
             self._target,
             max_batch=settings.max_batch,
             context_window=window,
             prefill_chunk=settings.prefill_chunk,
             max_draft=settings.max_draft,
+            prefix_cache=settings.prefix_cache,
         )
 
     def answer(self, questions: list[str]) -> tuple[float, int]:

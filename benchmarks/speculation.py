@@ -16,13 +16,11 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.prompts import read_prompts
 from ragspec.decoding.acceptance import Source
 from ragspec.decoding.engine import Engine
-from ragspec.decoding.request import Completion, Request, Sampling
-from ragspec.decoding.target import Target, load_target
-from ragspec.demo.prompts import demo_prompts
-from ragspec.models import ensure_target
-from ragspec.prompt import PromptBuilder
+from ragspec.decoding.loading import load_configured
+from ragspec.decoding.request import Completion, Request
 from ragspec.settings import load_settings
 
 #: What the project promises: decode time with drafts over decode time without.
@@ -50,21 +48,6 @@ class Side:
         self.accepted += done.acceptance.num_accepted_draft_tokens
 
 
-def read_prompts(target: Target, path: Path | None, max_tokens: int, window: int) -> list[Request]:
-    """The requests to decode, greedy."""
-    sampling = Sampling(max_tokens=max_tokens)
-    if path is None:
-        prompts = demo_prompts(PromptBuilder(target.tokenizer, window), max_tokens)
-        return [Request(str(i), p.token_ids, sampling, p.passage_spans) for i, p in enumerate(prompts)]
-    requests = []
-    for i, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
-        messages = [{"role": "user", "content": json.loads(line)["prompt"]}]
-        text = target.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        tokens = tuple(target.tokenizer(str(text), add_special_tokens=False)["input_ids"])
-        requests.append(Request(str(i), tokens, sampling, ((0, len(tokens)),)))
-    return requests
-
-
 def decode(engine: Engine, request: Request) -> Completion:
     """One answer, alone in the engine."""
     engine.add(request)
@@ -81,8 +64,11 @@ def main() -> None:
     parser.add_argument("--format", choices=["text", "json"], default="text")
     wanted = parser.parse_args()
     settings = load_settings()
-    target = load_target(ensure_target(settings), settings.device, settings.dtype, threads=settings.threads)
-    engine = Engine(target, max_batch=1, context_window=settings.context_window, max_draft=settings.max_draft)
+    target = load_configured(settings)
+    # The two sides decode the same prompt: the second must not find it in the cache.
+    engine = Engine(
+        target, max_batch=1, context_window=settings.context_window, max_draft=settings.max_draft, prefix_cache=0
+    )
     requests = read_prompts(target, wanted.prompts, wanted.max_tokens, engine.window)
     requests = [r for r in requests if len(r.prompt) < engine.window][: wanted.limit]
 
@@ -106,7 +92,7 @@ def main() -> None:
     with_drafts, plain = sides[True], sides[False]
     result = {
         "prompts": len(requests),
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "precision": target.precision,
         "decode_s_with_drafts": round(with_drafts.decode_s, 2),
         "decode_s_without": round(plain.decode_s, 2),
         "limit": LIMIT,

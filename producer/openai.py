@@ -22,6 +22,9 @@ _OPTIONS = {
     "top_p": "top_p",
     "seed": "seed",
     "stop": "stop",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "logit_bias": "logit_bias",
 }
 _TEXT_PARTS = ("text", "input_text")
 #: Body fields that would change the answer, with the values that ask for nothing.
@@ -32,9 +35,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "response_format": ({"type": "text"},),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
     "instructions": ("",),
 }
 

@@ -50,8 +50,9 @@ class Settings(BaseSettings):
     model: str = Field(DEFAULT_MODEL, description="Target: a shipped name, a hub id or a local folder.")
     embedder: str = Field(DEFAULT_EMBEDDER, description="Embedder: a shipped name, a hub id or a local folder.")
     device: str = Field("auto", description="`auto`, `cpu`, `cuda` or `cuda:N`; auto is cuda where there is one.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="auto is bfloat16 where the device multiplies it fast, else float32."
+    precision: Literal["auto", "float32", "bfloat16", "float16", "int8"] = Field(
+        "auto",
+        description="auto: bfloat16 on CUDA; on CPU int8 where processor, compiler and model allow, else bfloat16 or float32.",
     )
     model_cache: Path | None = Field(None, description="Where models lie; default RAGSPEC_HOME/models.")
 
@@ -60,6 +61,9 @@ class Settings(BaseSettings):
     context_window: int = Field(2048, ge=64, description="Tokens of prompt and answer; the model's limit caps it.")
     prefill_chunk: Positive = Field(512, description="Prompt tokens that one step carries along at most.")
     max_draft: int = Field(10, ge=0, le=64, description="Draft tokens per sequence and step; 0: no speculation.")
+    prefix_cache: float = Field(
+        0.25, ge=0, le=1, description="Share of free memory for prefixes of finished prompts; 0: none is ever reused."
+    )
     threads: int = Field(0, ge=0, description="CPU threads of the engine; 0 takes every core.")
 
     engine_socket: Path | None = Field(
@@ -68,6 +72,9 @@ class Settings(BaseSettings):
 
     # Prompt and retrieval
     prompt_template: Path | None = Field(None, description="A Jinja file in place of the default prompt.")
+    passage_order: Literal["score", "shared"] = Field(
+        "score", description="score: the best next to the question. shared: so that prompts share their beginnings."
+    )
     on_no_context: Literal["answer", "no_context"] = Field(
         "answer", description="Where nothing was retrieved: answer anyway, or finish with `no_context`."
     )
@@ -134,6 +141,11 @@ class Settings(BaseSettings):
     def models_folder(self) -> Path:
         """The model cache."""
         return self.model_cache or self.home / "models"
+
+    @property
+    def kernels_folder(self) -> Path:
+        """Where the int8 kernels lie once they are compiled."""
+        return self.models_folder / "kernels"
 
     def require_redis(self) -> str:
         """Redis' URL, or an error that says how to get one."""

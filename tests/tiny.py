@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from ragspec.decoding.request import Request
-from ragspec.decoding.target import Target, make_target
+from ragspec.decoding.transformers_target import TransformersTarget, make_target
 
 END = 256
 VOCABULARY = 258
@@ -56,7 +56,10 @@ _EXTRA: dict[str, dict[str, object]] = {
 @lru_cache
 def tokenizer() -> PreTrainedTokenizerFast:
     """One token a character: the newline, printable ASCII and Latin letters from U+0100 on, and an end token; no merges."""
-    alphabet = [chr(c) for c in (10, *range(32, 127), *range(0x100, 0x1A0))]
+    return _spell([chr(c) for c in (10, *range(32, 127), *range(0x100, 0x1A0))])
+
+
+def _spell(alphabet: list[str]) -> PreTrainedTokenizerFast:
     raw = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
     raw.decoder = decoders.Fuse()
     raw.add_special_tokens(["<end>", "<pad>"])
@@ -72,18 +75,47 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>")
 
 
+def config(family: str, **shape: object) -> PreTrainedConfig:
+    """A family's tiny configuration, changed where `shape` says so."""
+    return FAMILIES[family](**{**_SHAPE, **_EXTRA.get(family, {}), **shape})
+
+
 @lru_cache
-def target(family: str = "llama") -> Target:
+def target(family: str = "llama") -> TransformersTarget:
     """A seeded model of a family in float32."""
     torch.manual_seed(7)
-    config = FAMILIES[family](**{**_SHAPE, **_EXTRA.get(family, {})})
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(config(family), dtype=torch.float32)
     model.generation_config.eos_token_id = END
     return make_target(model, tokenizer(), f"tiny-{family}@seed7")
 
 
+@lru_cache
+def smallest() -> TransformersTarget:
+    """A Llama that is run a hundred thousand times: 38 letters, an end and a pad token.
+
+    It has two layers because in one alone a token's keys do not depend on the tokens before it, and a cache that confused
+    prefixes would go unnoticed.
+    """
+    torch.manual_seed(5)
+    shape = {
+        "vocab_size": 40,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "head_dim": 4,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.5,
+        "eos_token_id": 38,
+        "pad_token_id": 39,
+    }
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**{**_SHAPE, **shape}), dtype=torch.float32)
+    model.generation_config.eos_token_id = 38
+    return make_target(model, _spell([chr(c) for c in range(97, 97 + 38)]), "smallest-llama@seed5")
+
+
 @cache
-def generate(aim: Target, request: Request) -> tuple[int, ...]:
+def generate(aim: TransformersTarget, request: Request) -> tuple[int, ...]:
     """What transformers' own greedy `generate` writes for a request, on transformers' own attention and cache."""
     model = aim.model
     model.set_attn_implementation("eager")

@@ -163,5 +163,5 @@ class FrameBuffer:
 
 def _plain(frame: Frame) -> dict[str, Any]:
     if isinstance(frame, Begin):  # asdict leaves pydantic models alone
-        return {"kind": frame.kind, "options": frame.options.model_dump(), "claimed_at": frame.claimed_at}
+        return {"kind": frame.kind, "options": frame.options.model_dump(mode="json"), "claimed_at": frame.claimed_at}
     return asdict(frame)

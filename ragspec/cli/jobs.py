@@ -32,6 +32,10 @@ FILE_FORMATS = ("jsonl", "csv", "tsv", "parquet", "text")
 @click.option("--top-p", type=float, help="Nucleus to sample from. [default: 1]")
 @click.option("--seed", type=int, help="Makes sampling repeatable. [default: 0]")
 @click.option("--stop", multiple=True, help="String that ends an answer; may be given several times.")
+@click.option("--min-tokens", type=int, help="No end token and no --stop before so many tokens. [default: 0]")
+@click.option("--repetition-penalty", type=float, help="Over 1 disfavours tokens of prompt and answer. [default: 1]")
+@click.option("--presence-penalty", type=float, help="Over 0 disfavours tokens of the answer, up to 2. [default: 0]")
+@click.option("--frequency-penalty", type=float, help="The same for each time they occur, up to 2. [default: 0]")
 @click.option(
     "--no-speculation",
     is_flag=True,

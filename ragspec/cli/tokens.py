@@ -19,7 +19,7 @@ def token_texts(settings: Settings, answer: Answer) -> list[str] | None:
     folder = find_model(settings.model, settings.models_folder)
     if folder is None or not (folder / "tokenizer.json").is_file():
         return None
-    if model_identity(settings.model, folder) != answer.model:
+    if model_identity(settings.model, folder) != answer.model.rpartition("+")[0]:  # behind it stands the precision
         return None
     try:
         from tokenizers import Tokenizer

@@ -10,6 +10,10 @@ belongs to no verify step. Hence, for every answer:
     num_draft_tokens            = sum(per_step_drafted)
     sum(acceptance_histogram)   = number of verify steps
 
+A request that lost its slot to an interactive one has its prompt and emitted tokens but the newest put back into the cache,
+and goes on with an ordinary verify step that reads the newest. Putting back emits nothing, drafts nothing and is no verify
+step, so the record adds up as that of a request that was never interrupted.
+
 An answer is cut inside a draft where an end token, a stop string or the token limit lies in the accepted part: what
 follows was never emitted and counts as neither accepted nor emitted, but as drafted.
 """

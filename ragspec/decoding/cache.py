@@ -1,7 +1,7 @@
 """The key and value cache: one contiguous slot a sequence, ragged lengths kept by whoever owns the slot.
 
 A slot's length is not stored here: a verify step writes the keys of its whole draft, and dropping the refused ones is only
-the owner counting fewer of them (they are overwritten by the next step). Nothing is ever copied inside a step.
+the owner counting fewer of them (they are overwritten by the next step). Nothing is ever copied inside a forward pass.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ class LayerLayout:
     value_dim: int
     dtype: torch.dtype
     device: torch.device
+
+    @property
+    def token_bytes(self) -> int:
+        """Memory of one token's key and value."""
+        return self.kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
 
 
 class SlotCache:
@@ -63,6 +68,11 @@ class SlotCache:
         """Wipe a slot whose sequence went wrong: values that are not finite would spoil the next one (0 times NaN)."""
         for tensor in (*self._keys.values(), *self._values.values()):
             tensor[slot] = 0
+
+    def copy_prefix(self, source: int, destination: int, length: int) -> None:
+        """Give `destination` the first `length` tokens that `source` holds; what it holds behind them stays as it is."""
+        for tensor in (*self._keys.values(), *self._values.values()):
+            tensor[destination, :, :length] = tensor[source, :, :length]
 
     def write(self, layer: int, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store a step's keys and values.

@@ -1,8 +1,9 @@
 """The engine: continuous batching with speculative decoding over one target.
 
-A request's way: `add` queues it; a step admits it to a slot, carries its prompt through in chunks and draws its first token;
-from then on each step feeds its last token and a draft, and emits what verification leaves standing. One forward pass a step
-serves them all. Not thread-safe: one thread calls `add`, `cancel` and `step`.
+A request's way: `add` queues it; a step admits it, gives it a slot with the longest prefix that is cached, carries the rest
+of its prompt through in chunks and draws its first token; from then on each step feeds its last token and a draft, and emits
+what verification leaves standing. One forward pass a step serves them all. Not thread-safe: one thread calls `add`, `cancel`
+and `step`.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ from torch import Tensor
 
 from ragspec.decoding.acceptance import Source
 from ragspec.decoding.attention import Segment
-from ragspec.decoding.cache import SlotCache
 from ragspec.decoding.draft import Draft, Drafter
 from ragspec.decoding.drafting import DraftingPanel
+from ragspec.decoding.logits import adjust, adjusts
 from ragspec.decoding.lookup import LookupDrafter
+from ragspec.decoding.memory import reserve_slots
 from ragspec.decoding.request import Completion, Request
 from ragspec.decoding.scheduler import PromptChunk, Scheduler
 from ragspec.decoding.sequence import Sequence
-from ragspec.decoding.stopping import cut_at_stop, decode, holds_stop
+from ragspec.decoding.slots import SlotPool
+from ragspec.decoding.stopping import answer_text, holds_stop
 from ragspec.decoding.target import StepOutput, Target
 from ragspec.decoding.verification import Verdict, target_probabilities, verify_greedy, verify_sampled
-from ragspec.errors import ConflictError, InputError, SettingsError
+from ragspec.errors import ConflictError, InputError
 
 #: Draft tokens of a whole step, shared by the sequences that decode. Verifying is nearly free while a step's rows are few
 #: and the step waits for weights; beyond, each row costs a row. On CPU that was measured (docs/architecture.md). On CUDA it
@@ -57,9 +60,11 @@ class Engine:
         prefill_chunk: prompt tokens that one step carries along at most.
         max_draft: draft tokens per sequence and step at most; 0 decodes plainly.
         drafters: in order of preference; default: lookup in the request's own text.
+        prefix_cache: share of the free memory, 0 to 1, for slots that keep the prefixes of finished prompts; 0 computes
+            every prompt in full.
 
     Raises:
-        SettingsError: the cache does not fit the device's memory.
+        SettingsError: not even one slot fits the device's memory.
     """
 
     def __init__(
@@ -71,30 +76,42 @@ class Engine:
         prefill_chunk: int = 512,
         max_draft: int = 10,
         drafters: Sequences[Drafter] | None = None,
+        prefix_cache: float = 0.25,
     ) -> None:
         self.target = target
         self.window = min(context_window, target.context_window)
         self.steps = 0
         self._max_draft = max_draft
-        self._cache = _reserve(target, max_batch, self.window)
+        self._cache, plan = reserve_slots(target, max_batch, self.window, prefix_cache)
         self._draft_rows = DRAFT_ROWS.get(target.device.type, DRAFT_ROWS["cpu"])
-        self._scheduler = Scheduler(slots=max_batch, window=self.window, prefill_chunk=prefill_chunk)
+        slots = SlotPool(self._cache, working=plan.working, keeping=plan.keeping, reuse=prefix_cache > 0)
+        self._scheduler = Scheduler(slots, window=self.window, prefill_chunk=prefill_chunk)
         self._panel = DraftingPanel([LookupDrafter()] if drafters is None else drafters, target.vocabulary)
 
     @property
     def waiting(self) -> int:
-        """Requests without a slot."""
+        """Requests that do not run."""
         return self._scheduler.waiting
 
     @property
     def running(self) -> int:
-        """Requests in a slot."""
+        """Requests that a step works on."""
         return len(self._scheduler.running)
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return bool(self.running or self.waiting)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts that were begun."""
+        return self._scheduler.prompt_tokens
+
+    @property
+    def prefix_hit_tokens(self) -> int:
+        """Of these, the ones that were in the cache already and were not computed again."""
+        return self._scheduler.prefix_hit_tokens
 
     @property
     def drafter_failures(self) -> int:
@@ -105,19 +122,22 @@ class Engine:
         """Queue a request.
 
         Raises:
-            InputError: the prompt is empty, leaves no room for an answer (code `prompt_too_long`), or holds a token outside
-                the vocabulary.
+            InputError: the prompt is empty, leaves no room for an answer (code `prompt_too_long`), or it or the bias names
+                a token outside the vocabulary.
             ConflictError: a request of this id waits or runs.
         """
-        if not request.prompt or request.sampling.max_tokens < 1:
-            msg = f"Request {request.id} has an empty prompt or asks for no token."
-            raise InputError(msg, "Give at least one prompt token and max_tokens of at least 1.")
+        if not request.prompt:
+            msg = f"Request {request.id} has an empty prompt."
+            raise InputError(msg, "Give at least one prompt token.")
         if len(request.prompt) >= self.window:
             msg = f"Request {request.id} has a prompt of {len(request.prompt)} tokens; the window holds {self.window}."
             raise InputError(msg, "Shorten it or raise RAGSPEC_CONTEXT_WINDOW.", code="prompt_too_long")
         if not 0 <= min(request.prompt) <= max(request.prompt) < self.target.vocabulary:
             msg = f"Request {request.id} has a prompt token outside the vocabulary of {self.target.vocabulary}."
             raise InputError(msg, "Encode it with the target's own tokenizer.")
+        if any(not 0 <= token < self.target.vocabulary for token, _ in request.sampling.logit_bias):
+            msg = f"Request {request.id} has a logit_bias outside the vocabulary of {self.target.vocabulary}."
+            raise InputError(msg, "Name tokens by their ids in the target's own tokenizer.", code="bad_option")
         if self._scheduler.knows(request.id):
             msg = f"Request {request.id} is already in the engine."
             raise ConflictError(msg, "Use an id of its own for each request.")
@@ -134,9 +154,9 @@ class Engine:
         for sequence in self._scheduler.admit():
             if sequence.request.sampling.speculation and self._max_draft:
                 self._panel.begin(sequence.request)
+        chunks = self._scheduler.prompt_chunks()
         decoding = self._scheduler.decoding()
         drafts = self._drafts(decoding)
-        chunks = self._scheduler.prompt_chunks()
         if not decoding and not chunks:
             return []
         turns, output = self._forward(decoding, drafts, chunks)
@@ -165,9 +185,8 @@ class Engine:
             segments.append(Segment(sequence.slot, sequence.cached, len(fed)))
             tokens.extend(fed)
         for chunk in chunks:
-            sequence = chunk.sequence
-            fed = sequence.request.prompt[sequence.cached : sequence.cached + chunk.length]
-            wanted = 1 if chunk.finishes_prompt else 0
+            sequence, fed = chunk.sequence, chunk.tokens
+            wanted = 1 if chunk.gives_first_token else 0
             turns.append(_Turn(sequence, fed, Draft(), len(rows), wanted))
             segments.append(Segment(sequence.slot, sequence.cached, chunk.length))
             tokens.extend(fed)
@@ -191,12 +210,17 @@ class Engine:
             self._take(turn, tokens, logprobs, output.hidden)
 
     def _verify(self, turn: _Turn, logits: Tensor, choices: list[int]) -> Verdict:
-        sampling = turn.sequence.request.sampling
+        request, answer = turn.sequence.request, turn.sequence.tokens
+        sampling = request.sampling
         rows = slice(turn.first_row, turn.first_row + turn.rows)
+        scores, best = logits[rows], choices[rows]
+        if adjusts(sampling, len(answer)):
+            scores = adjust(scores, sampling, request.prompt, answer, turn.draft.tokens, self.target.eos_ids)
+            best = scores.argmax(-1).tolist()
         if sampling.temperature < GREEDY_TEMPERATURE:
-            return verify_greedy(choices[rows], turn.draft)
-        probabilities = target_probabilities(logits[rows], sampling).cpu()
-        return verify_sampled(probabilities, turn.draft, sampling.seed, len(turn.sequence.tokens))
+            return verify_greedy(best, turn.draft)
+        probabilities = target_probabilities(scores, sampling).cpu()
+        return verify_sampled(probabilities, turn.draft, sampling.seed, len(answer))
 
     def _take(
         self,
@@ -233,29 +257,18 @@ class Engine:
         sampling = sequence.request.sampling
         if token in self.target.eos_ids:
             sequence.finish_reason = "stop"
-        elif sampling.stop and holds_stop(self.target.tokenizer, sequence.tokens, sampling.stop):
+        elif sampling.stop and holds_stop(self.target.tokenizer, sequence.tokens, sampling.stop, sampling.min_tokens):
             sequence.finish_reason = "stop_string"
         elif sequence.remaining == 0:
             sequence.finish_reason = "length"
         return sequence.finish_reason is not None
 
     def _finish(self, sequence: Sequence) -> Completion:
-        if sequence.finish_reason == "error":
-            self._cache.clear(sequence.slot)
         self._scheduler.remove(sequence.request.id)
         self._panel.end(sequence.request.id)
-        text = decode(self.target.tokenizer, sequence.tokens)
-        return sequence.complete(cut_at_stop(text, sequence.request.sampling.stop))
-
-
-def _reserve(target: Target, slots: int, capacity: int) -> SlotCache:
-    try:
-        return target.make_cache(slots, capacity)
-    except RuntimeError as error:
-        msg = (
-            f"A cache of RAGSPEC_MAX_BATCH={slots} times RAGSPEC_CONTEXT_WINDOW={capacity} tokens does not fit: {error}"
-        )
-        raise SettingsError(msg, "Lower one of the two.") from error
+        sampling = sequence.request.sampling
+        text = answer_text(self.target.tokenizer, sequence.tokens, sampling.stop, sampling.min_tokens)
+        return sequence.complete(text)
 
 
 def _logprobs(logits: Tensor, emitted: list[tuple[_Turn, list[tuple[int, Source]]]]) -> dict[tuple[int, int], float]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from ragspec.decoding.acceptance import AcceptanceRecord
+from ragspec.errors import InputError
 
 #: `stop`: the target's end token; `stop_string`: one of the request's; `length`: the token limit or the window; `error`: the
 #: target's numbers ceased to be finite, and what it wrote before is not to be trusted.
@@ -24,6 +26,16 @@ class Sampling:
         seed: makes sampling repeatable; the same seed gives the same text whatever the batch or the draft.
         stop: strings that end an answer; the text ends before the first that appears.
         speculation: False decodes this request plainly.
+        min_tokens: before so many tokens neither an end token nor a stop string ends the answer (as in vLLM): end tokens are
+            barred, and a stop string counts where it is completed behind them.
+        repetition_penalty: divides the positive and multiplies the negative logits of tokens that prompt or answer hold
+            (CTRL, arXiv 1909.05858; as in transformers); above 0, 1 changes nothing.
+        presence_penalty: taken from the logits of tokens that the answer holds (as in OpenAI's API and vLLM), -2 to 2.
+        frequency_penalty: the same once for each time that the answer holds them, -2 to 2.
+        logit_bias: (token id, added to its logit) pairs, -100 to 100 each.
+
+    Raises:
+        InputError: a value means nothing; the message names its field (code `bad_option`).
     """
 
     max_tokens: int = 128
@@ -33,6 +45,30 @@ class Sampling:
     seed: int = 0
     stop: tuple[str, ...] = ()
     speculation: bool = True
+    min_tokens: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what means nothing. Comparisons are written so that NaN fails them."""
+        biases = [bias for _, bias in self.logit_bias]
+        for name, allowed, fits in (
+            ("max_tokens", "at least 1", self.max_tokens >= 1),
+            ("temperature", "finite and at least 0", 0 <= self.temperature < math.inf),
+            ("top_p", "above 0 and at most 1", 0 < self.top_p <= 1),
+            ("top_k", "at least 0", self.top_k >= 0),
+            ("seed", "from 0 to 2**63 - 1", 0 <= self.seed < 2**63),
+            ("min_tokens", f"from 0 to max_tokens={self.max_tokens}", 0 <= self.min_tokens <= self.max_tokens),
+            ("repetition_penalty", "finite and above 0", 0 < self.repetition_penalty < math.inf),
+            ("presence_penalty", "from -2 to 2", -2 <= self.presence_penalty <= 2),
+            ("frequency_penalty", "from -2 to 2", -2 <= self.frequency_penalty <= 2),
+            ("logit_bias", "from -100 to 100 for each token", all(-100 <= bias <= 100 for bias in biases)),
+        ):
+            if not fits:
+                value = getattr(self, name)
+                raise InputError(f"{name} is {value!r}.", f"It must be {allowed}.", code="bad_option")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +80,7 @@ class Request:
         prompt: token ids, [n], n >= 1.
         sampling: how to continue.
         passage_spans: [start, end) token ranges of the retrieved passages inside `prompt`.
-        interactive: goes ahead of bulk requests when a slot is free.
+        interactive: goes ahead of bulk requests, and takes the slot of one where none is free.
     """
 
     id: str
@@ -67,6 +103,7 @@ class Completion:
         waiting_s: seconds between `add` and the first step that worked on it.
         prefill_s: seconds between that and its first token.
         decode_s: seconds between its first token and its last.
+        cached_prompt_tokens: of the prompt's tokens, those whose keys another request had left in the cache.
     """
 
     request_id: str
@@ -77,6 +114,7 @@ class Completion:
     waiting_s: float
     prefill_s: float
     decode_s: float
+    cached_prompt_tokens: int = 0
 
     @property
     def completion_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""A request while it runs: its slot, its tokens and what its record needs."""
+"""A request while it waits and runs: its slot, its tokens and what its record needs."""
 
 from __future__ import annotations
 
@@ -8,25 +8,34 @@ from dataclasses import dataclass, field
 from ragspec.decoding.acceptance import AcceptanceRecord, Source
 from ragspec.decoding.request import Completion, FinishReason, Request
 
+#: The slot of a sequence that has none: it waits, or its prompt has not been begun.
+NO_SLOT = -1
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class Sequence:
-    """A running request.
+    """A request on its way through the engine.
 
     Attributes:
         request: what was asked.
-        slot: its cache slot.
-        cached: tokens of prompt and answer whose keys are in the cache and count.
-        tokens: emitted tokens; the newest is never cached yet.
+        arrival: its place in the order of arrival.
         limit: most tokens the answer may have, by the request and the window.
+        slot: its cache slot, or `NO_SLOT`.
+        cached: tokens of prompt and answer whose keys are in the slot and count.
+        reused: tokens of the prompt that it found in the cache when it was first begun; None before.
+        tokens: emitted tokens; the newest is never cached yet.
+        preemptions: how often it lost its slot to an interactive request.
     """
 
     request: Request
-    slot: int
+    arrival: int
     limit: int
     added_at: float
-    started_at: float
+    started_at: float = 0.0
+    slot: int = NO_SLOT
     cached: int = 0
+    reused: int | None = None
+    preemptions: int = 0
     tokens: list[int] = field(default_factory=list)
     first_token_at: float = 0.0
     finish_reason: FinishReason | None = None
@@ -36,9 +45,30 @@ class Sequence:
     _accepted: list[int] = field(default_factory=list)
 
     @property
+    def rank(self) -> tuple[bool, int]:
+        """Its place among others, the first is the least: interactive ones first, then by arrival."""
+        return not self.request.interactive, self.arrival
+
+    @property
+    def prefill_end(self) -> int:
+        """Tokens that are in the cache before it decodes: the prompt, and once it has begun an answer all but the newest."""
+        return len(self.request.prompt) + max(0, len(self.tokens) - 1)
+
+    @property
+    def reusable(self) -> int:
+        """How many of those may come from another's slot: not the last before the first token, whose logits are needed."""
+        return self.prefill_end if self.tokens else self.prefill_end - 1
+
+    @property
     def prefilling(self) -> bool:
-        """Whether some of the prompt is not in the cache yet."""
-        return self.cached < len(self.request.prompt)
+        """Whether some of them are not in the cache yet."""
+        return self.cached < self.prefill_end
+
+    def text(self, start: int, end: int) -> tuple[int, ...]:
+        """Tokens [start, end) of prompt and answer."""
+        size = len(self.request.prompt)
+        prompt = self.request.prompt[start:end]
+        return prompt if end <= size else (*prompt, *self.tokens[max(0, start - size) : end - size])
 
     @property
     def remaining(self) -> int:
@@ -81,4 +111,5 @@ class Sequence:
             waiting_s=self.started_at - self.added_at,
             prefill_s=first_token_at - self.started_at,
             decode_s=now - first_token_at,
+            cached_prompt_tokens=self.reused or 0,
         )

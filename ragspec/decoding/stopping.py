@@ -17,26 +17,45 @@ def decode(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
     return str(tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-def holds_stop(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], stops: Sequence[str]) -> bool:
-    """Whether the newest token completed a stop string.
+def holds_stop(
+    tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], stops: Sequence[str], min_tokens: int = 0
+) -> bool:
+    """Whether the newest token completed a stop string, behind the first `min_tokens`.
 
     Only the tail that can hold one is decoded: a token gives at least one byte, a character takes at most four; one token
     more keeps tokenizers that strip a leading space from touching the tail. Where tokens are bytes, a tail can begin
     inside a character and spoil what follows it, so up to three tokens more are tried until it does not.
     """
     longest = max(map(len, stops), default=0)
-    if not longest:
+    if not longest or len(tokens) <= min_tokens:
         return False
     for more in range(_BYTES_OF_A_CHARACTER):
-        tail = decode(tokenizer, tokens[-(_BYTES_OF_A_CHARACTER * longest + 1 + more) :])
-        if any(stop and stop in tail for stop in stops):
+        first = max(0, len(tokens) - (_BYTES_OF_A_CHARACTER * longest + 1 + more))
+        tail = decode(tokenizer, tokens[first:])
+        barred = _barred(tokenizer, tokens[first : max(first, min_tokens)])
+        if any(_find(tail, stop, barred) is not None for stop in stops):
             return True
         if _REPLACEMENT not in tail:
             return False
     return False
 
 
-def cut_at_stop(text: str, stops: Sequence[str]) -> str:
-    """The text before the first stop string in it."""
-    found = [place for stop in stops if stop and (place := text.find(stop)) >= 0]
+def answer_text(
+    tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], stops: Sequence[str], min_tokens: int = 0
+) -> str:
+    """The text of an answer, cut before the first stop string completed behind its first `min_tokens`."""
+    text = decode(tokenizer, tokens)
+    barred = _barred(tokenizer, tokens[:min_tokens]) if stops else 0
+    found = [place for stop in stops if (place := _find(text, stop, barred)) is not None]
     return text[: min(found)] if found else text
+
+
+def _barred(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> int:
+    """How many characters these tokens complete; one that they only begin is not among them."""
+    return len(decode(tokenizer, tokens).rstrip(_REPLACEMENT)) if tokens else 0
+
+
+def _find(text: str, stop: str, barred: int) -> int | None:
+    """Where `stop` begins first such that it ends behind the first `barred` characters."""
+    place = text.find(stop, max(0, barred - len(stop) + 1)) if stop else -1
+    return None if place < 0 else place

@@ -1,46 +1,16 @@
-"""The target: the decoder whose output counts, loaded so that its attention runs over our cache."""
+"""The target: the decoder whose output counts, as the engine sees it."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
-from ragspec.decoding.attention import IMPLEMENTATION, Segment, StepPlan, attending
-from ragspec.decoding.cache import LayerLayout, SlotCache
-from ragspec.errors import ModelUnavailableError, SettingsError
-
-log = logging.getLogger(__name__)
-
-#: Largest divergence, KL in nats at any of the checked positions, between the model's own attention and ours on the same
-#: tokens. Rounding gives some 1e-6 in float32 and 1e-2 in bfloat16; a wrong mask or position gives 0.1 to 10.
-CHECK_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
-
-#: Generation settings by which transformers' greedy `generate` changes logits (`_get_logits_processor` in its
-#: generation/utils.py), and the value of each, beside None, that changes nothing.
-_PROCESSORS: dict[str, object] = {
-    "repetition_penalty": 1,
-    "no_repeat_ngram_size": 0,
-    "bad_words_ids": [],
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "forced_bos_token_id": None,
-    "forced_eos_token_id": None,
-    "exponential_decay_length_penalty": None,
-    "suppress_tokens": [],
-    "begin_suppress_tokens": [],
-    "sequence_bias": {},
-    "guidance_scale": 1,
-}
-
-#: Context of a model whose positions know no limit.
-_NO_LIMIT = 2**31
+from ragspec.decoding.attention import Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +18,7 @@ class StepOutput:
     """What a forward pass gives for the wanted rows.
 
     Attributes:
-        logits: [r, vocabulary], in the model's dtype.
+        logits: [r, vocabulary].
         hidden: final hidden states, [r, hidden], where they were asked for.
     """
 
@@ -56,42 +26,74 @@ class StepOutput:
     hidden: Tensor | None
 
 
-@dataclass(frozen=True, eq=False)
-class Target:
-    """A loaded decoder and what the engine must know of it.
+class Cache(Protocol):
+    """Keys and values of many sequences, one slot each; how long a slot is, its owner knows."""
 
-    Attributes:
-        model: a transformers causal LM whose attention implementation is ours.
-        tokenizer: its tokenizer, with the chat template.
-        identity: `name@fingerprint`, recorded with every answer.
-        eos_ids: tokens that end an answer.
-        context_window: most tokens of prompt and answer that its positions allow.
-        cache_layout: what each layer stores, seen at load.
+    @property
+    def slots(self) -> int:
+        """Sequences held at once."""
+        ...
+
+    @property
+    def capacity(self) -> int:
+        """Tokens a slot holds."""
+        ...
+
+    def copy_prefix(self, source: int, destination: int, length: int) -> None:
+        """Give `destination` the first `length` tokens that `source` holds."""
+        ...
+
+    def clear(self, slot: int) -> None:
+        """Wipe a slot whose numbers went wrong."""
+        ...
+
+
+class Target(Protocol):
+    """A decoder that runs packed, ragged steps over a cache of its own making.
+
+    `TransformersTarget` runs any causal language model on any device; `NativeTarget` runs the common shape in 8 bits on CPU.
     """
 
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    identity: str
-    eos_ids: frozenset[int]
-    context_window: int
-    cache_layout: Mapping[int, LayerLayout] = field(default_factory=dict)
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Its tokenizer, with the chat template."""
+        ...
 
     @property
-    def device(self) -> torch.device:
-        """Where the model lies."""
-        return self.model.device
+    def identity(self) -> str:
+        """`name@fingerprint+precision`, recorded with every answer."""
+        ...
 
     @property
-    def dtype(self) -> torch.dtype:
-        """What it computes in."""
-        return self.model.dtype
+    def precision(self) -> str:
+        """float32, bfloat16, float16 or int8."""
+        ...
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        ...
+
+    @property
+    def context_window(self) -> int:
+        """Most tokens of prompt and answer that its positions allow."""
+        ...
 
     @property
     def vocabulary(self) -> int:
         """Rows of the output matrix; a draft token must be below."""
-        return int(self._output_layer().weight.shape[0])
+        ...
 
-    def make_cache(self, slots: int, capacity: int) -> SlotCache:
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        ...
+
+    def slot_bytes(self, capacity: int) -> int:
+        """Memory of one cache slot of `capacity` tokens."""
+        ...
+
+    def make_cache(self, slots: int, capacity: int) -> Any:
         """A cache that `forward` can use, its memory reserved.
 
         Args:
@@ -101,12 +103,10 @@ class Target:
         Raises:
             RuntimeError: the memory does not suffice, in the allocator's words.
         """
-        cache = SlotCache(slots=slots, capacity=capacity)
-        cache.reserve(self.cache_layout)
-        return cache
+        ...
 
     def forward(
-        self, cache: SlotCache, segments: Sequence[Segment], tokens: list[int], rows: list[int], *, hidden: bool = False
+        self, cache: Any, segments: Sequence[Segment], tokens: list[int], rows: list[int], *, hidden: bool = False
     ) -> StepOutput:
         """One forward pass over a packed step.
 
@@ -119,188 +119,4 @@ class Target:
 
         Call it inside `torch.inference_mode()`.
         """
-        plan = StepPlan(cache, segments, device=self.device, dtype=self.dtype)
-        captured: list[Tensor] = []
-        hook = None
-        if hidden:
-            hook = self._output_layer().register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0][0]))
-        try:
-            logits = self._logits(tokens, plan, rows)
-        finally:
-            if hook is not None:
-                hook.remove()
-        return StepOutput(logits, captured[0] if captured else None)
-
-    def _logits(self, tokens: list[int], plan: StepPlan, rows: list[int]) -> Tensor:
-        with attending(plan):
-            out = self.model(
-                input_ids=torch.tensor([tokens], device=self.device),
-                position_ids=plan.positions[None],
-                use_cache=False,
-                logits_to_keep=torch.tensor(rows, dtype=torch.long, device=self.device),
-            )
-        logits: Tensor = out.logits[0]
-        return logits
-
-    def _output_layer(self) -> nn.Linear:
-        layer: nn.Linear = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        return layer
-
-
-def load_target(path: Path, device: str = "auto", dtype: str = "auto", *, threads: int = 0, name: str = "") -> Target:
-    """Load a causal LM from a local folder and prove that our attention gives what its own does.
-
-    Args:
-        path: folder with config, safetensors and tokenizer.
-        device: auto, cpu, cuda, cuda:N.
-        dtype: auto, float32, bfloat16, float16.
-        threads: CPU threads, 0 for torch's own choice.
-        name: what the identity calls it; default the folder's name.
-
-    Raises:
-        ModelUnavailableError: not a causal LM, no weights in safetensors, or an architecture whose attention we cannot
-            stand in for (code `unsupported_architecture`).
-        SettingsError: a device that this machine lacks.
-    """
-    if threads:
-        torch.set_num_threads(threads)
-    place = resolve_device(device)
-    precision = resolve_dtype(dtype, place)
-    try:
-        config = AutoConfig.from_pretrained(path)
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=precision, use_safetensors=True)
-    except (OSError, ValueError, KeyError) as error:
-        msg = f"The target at {path} cannot be loaded as a causal language model: {error}"
-        raise ModelUnavailableError(
-            msg, "Give RAGSPEC_MODEL a folder or id with config, tokenizer and safetensors."
-        ) from error
-    from ragspec.models import fingerprint
-
-    identity = f"{name or path.name}@{fingerprint(path)}"
-    return make_target(model.to(place), tokenizer, identity)  # type: ignore[arg-type]
-
-
-def make_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, identity: str) -> Target:
-    """Wrap a model that is already in memory.
-
-    Raises:
-        ModelUnavailableError: code `unsupported_architecture`.
-    """
-    model.train(mode=False)
-    model.set_attn_implementation(IMPLEMENTATION)
-    _warn_of_processors(model)
-    target = Target(model, tokenizer, identity, _end_tokens(model, tokenizer), _context_window(model))
-    return replace(target, cache_layout=_check_attention(target))
-
-
-def resolve_device(device: str) -> torch.device:
-    """`auto` is CUDA where there is one.
-
-    Raises:
-        SettingsError: CUDA is asked for and there is none.
-    """
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        msg = f"RAGSPEC_DEVICE={device!r}, but torch finds no CUDA device here."
-        raise SettingsError(msg, "Set it to auto or cpu, or install a CUDA build of torch and its driver.")
-    return torch.device(device)
-
-
-def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 on CUDA and on CPUs that multiply it in hardware, else float32."""
-    if dtype != "auto":
-        resolved: torch.dtype = getattr(torch, dtype)
-        return resolved
-    if device.type == "cuda":
-        return torch.bfloat16
-    capabilities = torch.cpu.get_capabilities()
-    fast = capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("bf16")
-    return torch.bfloat16 if fast else torch.float32
-
-
-def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """What `generate` would stop at: the generation config's end tokens, else the model's, else the tokenizer's."""
-    for holder in (model.generation_config, model.config, tokenizer):
-        found: Any = getattr(holder, "eos_token_id", None)
-        if found is not None:
-            return frozenset([found] if isinstance(found, int) else found)
-    return frozenset()
-
-
-def _context_window(model: PreTrainedModel) -> int:
-    """The most tokens whose positions the model knows, and rotates by the same angles whoever else is in the pass.
-
-    transformers sets the angles of some scaled rotary embeddings by the longest position of a whole pass, so one long
-    sequence would change its neighbours' answers (`dynamic_rope_update` in its modeling_rope_utils.py). Type `dynamic`
-    does so beyond `max_position_embeddings`, which is the limit anyway; `longrope` (Phi-3) beyond its original limit.
-    """
-    config = model.config.get_text_config()
-    limit = int(getattr(config, "max_position_embeddings", None) or _NO_LIMIT)
-    rope = getattr(config, "rope_parameters", None) or {}
-    # A set for all layers, or one for each type of layer.
-    sets = [rope, *(inner for inner in rope.values() if isinstance(inner, dict))]
-    steady = [int(one["original_max_position_embeddings"]) for one in sets if one.get("rope_type") == "longrope"]
-    window = min([limit, *steady])
-    if window < limit:
-        log.warning(
-            "the context window is %d of the model's %d tokens: beyond, its longrope positions turn by the longest "
-            "sequence in a batch",
-            window,
-            limit,
-        )
-    return window
-
-
-def _warn_of_processors(model: PreTrainedModel) -> None:
-    """Say which of the model's generation settings make its greedy `generate` write something else than its argmax."""
-    config = model.generation_config
-    found = {name: getattr(config, name, None) for name in _PROCESSORS}
-    changing = [f"{name}={value}" for name, value in found.items() if value not in (None, _PROCESSORS[name])]
-    if changing:
-        log.warning(
-            "the model's generation config sets %s: `generate` obeys, ragspec writes the plain argmax",
-            ", ".join(changing),
-        )
-
-
-@torch.inference_mode()
-def _check_attention(target: Target) -> dict[int, LayerLayout]:
-    """Compare our attention with the model's own on a few tokens, in a chunk and a step, so that both paths run."""
-    model = target.model
-    length = min(48, target.context_window)
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(target.vocabulary, (length,), generator=generator).tolist()
-    cut = length - 6
-    try:
-        ours: list[Tensor] = []
-        cache = SlotCache(slots=2, capacity=length)
-        for start, end in ((0, cut), (cut, length)):
-            segment = Segment(1, start, end - start)
-            ours.append(target.forward(cache, [segment], tokens[start:end], list(range(end - start))).logits)
-        layers = model.config.get_text_config().num_hidden_layers
-        if len(cache.layout) != layers:
-            msg = f"{len(cache.layout)} of its {layers} layers attend through transformers' attention interface"
-            raise RuntimeError(msg)  # noqa: TRY301 - every reason leaves by the same sentence below
-        model.set_attn_implementation("eager")
-        theirs = model(input_ids=torch.tensor([tokens], device=target.device), use_cache=False).logits[0]
-    except Exception as error:
-        msg = f"The architecture {type(model).__name__} does not run on ragspec's attention: {error}"
-        raise ModelUnavailableError(
-            msg, "Choose a decoder-only model with softmax attention in every layer.", code="unsupported_architecture"
-        ) from error
-    finally:
-        model.set_attn_implementation(IMPLEMENTATION)
-    expected = theirs.float().log_softmax(-1)
-    divergence = (expected.exp() * (expected - torch.cat(ours).float().log_softmax(-1))).sum(-1)
-    worst = float(divergence.max())
-    log.info("attention checked", extra={"action": "check_attention", "divergence_nats": worst})
-    if not worst <= CHECK_TOLERANCE[target.dtype]:
-        msg = f"On {type(model).__name__}, what ragspec's attention gives diverges from the model's own by {worst:.3g} nats."
-        raise ModelUnavailableError(
-            msg,
-            "This architecture needs more than causal or sliding-window attention.",
-            code="unsupported_architecture",
-        )
-    return cache.layout
+        ...

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 Queue = Literal["bulk", "interactive"]
 #: Longest question taken, in characters: far beyond any window, short of what would stall the validator.
 MAX_QUESTION_CHARS = 100_000
+#: What the engine's `Sampling` takes, which says what each means.
+MinTokens = Annotated[int, Field(ge=0, le=32_768)]
+RepetitionPenalty = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+LogitBias = dict[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=-100, le=100)]]
 
 
 class AnswerOptions(BaseModel):
@@ -23,8 +28,21 @@ class AnswerOptions(BaseModel):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     stop: tuple[str, ...] = ()
+    min_tokens: MinTokens = 0
+    repetition_penalty: RepetitionPenalty = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: LogitBias = {}
     speculation: bool = True
     queue: Queue = "bulk"
+
+    @field_validator("min_tokens")
+    @classmethod
+    def _reachable(cls, value: int, before: ValidationInfo) -> int:
+        most = before.data.get("max_tokens", value)
+        if value > most:
+            raise ValueError(f"more than max_tokens, which is {most}")
+        return value
 
 
 class RowOptions(BaseModel):
@@ -38,6 +56,11 @@ class RowOptions(BaseModel):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     stop: tuple[str, ...] | None = None
+    min_tokens: MinTokens | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: LogitBias | None = None
 
     def merged(self, job: AnswerOptions) -> AnswerOptions:
         """The options this row is answered with."""

@@ -16,6 +16,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from ragspec.corpus.passage import Passage
 from ragspec.errors import InputError, ModelUnavailableError, SettingsError
+from ragspec.prompt.arrangement import PassageOrder, arrange
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,7 +44,7 @@ class Prompt:
     Attributes:
         token_ids: [n].
         passage_spans: [start, end) token ranges of the passages in it; empty where the tokenizer gives no offsets.
-        used: the passages that are in it, the last perhaps cut; best first.
+        used: the passages that are in it, the last perhaps cut; best first, however they are arranged.
     """
 
     token_ids: tuple[int, ...]
@@ -58,6 +59,7 @@ class PromptBuilder:
         tokenizer: the target's.
         window: tokens of prompt and answer.
         template: a Jinja file in place of the default.
+        passage_order: in which order the template gets the passages.
 
     Raises:
         SettingsError: the template cannot be read, is not valid Jinja or fails on a sample (names RAGSPEC_PROMPT_TEMPLATE
@@ -65,20 +67,29 @@ class PromptBuilder:
         ModelUnavailableError: the chat template takes no user message (code `unsupported_chat_template`).
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, window: int, template: Path | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        window: int,
+        template: Path | None = None,
+        passage_order: PassageOrder = "score",
+    ) -> None:
         self._tokenizer = tokenizer
         self._window = window
+        self._passage_order = passage_order
         source = _read(template)
         self._template = _compile(source, template)
         chat = getattr(tokenizer, "chat_template", None) or ""
         self._chat = bool(chat)
         self._system_role = self._chat and _takes_system(tokenizer)
-        #: First 16 hex digits of the SHA-256 of the prompt template and the chat template, recorded with every answer.
-        self.template_hash = hashlib.sha256(f"{source}\0{chat}".encode()).hexdigest()[:16]
+        written = f"{source}\0{chat}" if passage_order == "score" else f"{source}\0{chat}\0{passage_order}"
+        #: First 16 hex digits of the SHA-256 of the prompt template, the chat template and the order of passages where it is
+        #: not by score, recorded with every answer.
+        self.template_hash = hashlib.sha256(written.encode()).hexdigest()[:16]
         self._control = _control_tokens(tokenizer)
 
     def build(self, question: str, passages: Sequence[Passage], max_tokens: int) -> Prompt:
-        """The prompt, its passages cut from the last where they do not fit beside the answer's room.
+        """The prompt, its passages cut from the worst where they do not fit beside the answer's room.
 
         The answer's room is `max_tokens`, but at most half the window: what an answer may take must not push out what
         it is drawn from.
@@ -89,7 +100,7 @@ class PromptBuilder:
         budget = self._window - min(max_tokens, self._window // 2)
         used = list(passages)
         while True:
-            text = self._render(question, used)
+            text = self._render(question, arrange(used, self._passage_order))
             token_ids, offsets = self._encode(text)
             excess = len(token_ids) - budget
             if excess <= 0:

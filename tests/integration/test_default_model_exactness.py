@@ -9,10 +9,10 @@ import torch
 from transformers import PreTrainedModel
 
 from ragspec.decoding.engine import Engine
+from ragspec.decoding.loading import load_configured
 from ragspec.decoding.request import Completion, Request, Sampling
-from ragspec.decoding.target import Target, load_target
+from ragspec.decoding.target import Target
 from ragspec.demo.prompts import demo_prompts
-from ragspec.models import ensure_target
 from ragspec.prompt import PromptBuilder
 from ragspec.settings import load_settings
 
@@ -59,9 +59,8 @@ def generate(model: PreTrainedModel, request: Request) -> tuple[list[int], list[
     return out.sequences[0, prompt.shape[1] :].tolist(), [logits[0].float() for logits in out.logits]
 
 
-def load(dtype: str) -> Target:
-    settings = load_settings()
-    return load_target(ensure_target(settings), "cpu", dtype)
+def load(precision: str) -> Target:
+    return load_configured(load_settings(device="cpu", precision=precision))
 
 
 def test_in_float32_every_token_is_generates() -> None:

@@ -33,7 +33,10 @@ def settings(tmp_path: Path) -> Settings:
 def answer(settings: Settings, text: str) -> Answer:
     tokens = Tokenizer.from_file(str(Path(settings.model) / "tokenizer.json")).encode(text).ids
     return Answer(
-        idx=0, status="completed", model=model_identity(settings.model, Path(settings.model)), token_ids=tokens
+        idx=0,
+        status="completed",
+        model=model_identity(settings.model, Path(settings.model)) + "+float32",
+        token_ids=tokens,
     )
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ragspec.decoding.request import Completion, Request, Sampling
 from ragspec.jobs.answer import Answer
 from worker.protocol import Pong
+from worker.resident.feed import Feed
 from worker.resident.lanes import Lanes
 from worker.resident.outcome import Identity, Timing, answered, failed
 from worker.resident.parts import Parts
@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 
 #: Most questions embedded and looked up in one go.
 RETRIEVAL_BATCH = 32
+#: Batches of bulk questions that wait with their prompts, so that those which begin alike find one another: some 25 kB of token
+#: ids a question, and at the default batch four shards' worth.
+LOOKAHEAD_BATCHES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +36,8 @@ class _Running:
 class Pipeline:
     """Takes tickets, gives answers.
 
-    Questions wait in lanes until the engine's own queue has room: at most twice its batch is prepared ahead for bulk
-    work, so that the engine never starves, memory stays bounded and an interactive question overtakes the rest.
+    Bulk questions wait in lanes, are prepared some batches ahead and enter the engine grouped by how their prompts begin, at
+    most twice its batch at a time: it never starves, memory stays bounded, and an interactive question overtakes the rest.
     """
 
     def __init__(
@@ -63,12 +66,13 @@ class Pipeline:
         self._deliver = deliver
         self._fail = fail
         self._capacity = 2 * max_batch
+        self._lookahead = LOOKAHEAD_BATCHES * max_batch
         self._refill = max(1, max_batch // 2)
 
         self._changed = threading.Condition()
         self._lanes = Lanes()
         self._open: dict[str, Ticket] = {}  # accepted and not yet answered
-        self._prepared: deque[Prepared] = deque()
+        self._prepared = Feed(group_limit=self._capacity)
         self._running: dict[str, _Running] = {}
         self._cancelled: list[str] = []
         self._moved_at = time.monotonic()
@@ -112,6 +116,7 @@ class Pipeline:
             for ticket_id in gone:
                 del self._open[ticket_id]
             self._lanes.drop(connection)
+            self._prepared.drop(connection)
             self._cancelled += [ticket_id for ticket_id in gone if ticket_id in self._running]
             self._changed.notify_all()
 
@@ -149,14 +154,14 @@ class Pipeline:
 
     def _room(self) -> int:
         """How many bulk questions to prepare now: none until a batch worth retrieving fits, or all that wait do."""
-        free = self._capacity - len(self._prepared) - len(self._running)
+        free = self._lookahead - self._prepared.bulk
         return min(free, RETRIEVAL_BATCH) if free >= min(self._refill, self._lanes.bulk) else 0
 
     def _pass_on(self, prepared: Prepared) -> None:
         with self._changed:
             self._moved_at = time.monotonic()
             if prepared.ticket.id in self._open:
-                self._prepared.append(prepared)  # in order of arrival; the engine lets interactive ones ahead
+                self._prepared.put(prepared)
                 self._changed.notify_all()
 
     def _pause(self, seconds: float) -> bool:
@@ -188,10 +193,10 @@ class Pipeline:
                 return False
             cancelled = [ticket_id for ticket_id in self._cancelled if self._running.pop(ticket_id, None)]
             self._cancelled.clear()
-            ready = [prepared for prepared in self._prepared if prepared.ticket.id in self._open]
-            self._prepared.clear()
+            ready = self._prepared.take(self._capacity - len(self._running))
             self._running |= {prepared.ticket.id: _Running(prepared, time.monotonic()) for prepared in ready}
-            self._changed.notify_all()  # what was cancelled has made room
+            if ready:
+                self._changed.notify_all()  # there is room to prepare others
         for ticket_id in cancelled:
             self._engine.cancel(ticket_id)
         for prepared in ready:
@@ -236,6 +241,11 @@ def _request(prepared: Prepared) -> Request:
             seed=prepared.ticket.seed,
             stop=options.stop,
             speculation=options.speculation,
+            min_tokens=options.min_tokens,
+            repetition_penalty=options.repetition_penalty,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            logit_bias=tuple(options.logit_bias.items()),
         ),
         passage_spans=prepared.prompt.passage_spans,
         interactive=prepared.ticket.interactive,

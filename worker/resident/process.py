@@ -39,17 +39,10 @@ def load_parts(settings: Settings) -> Parts:
     from ragspec.corpus.embedder import load_embedder
     from ragspec.corpus.retriever import load_retriever
     from ragspec.decoding.engine import Engine
-    from ragspec.decoding.target import load_target
-    from ragspec.models import ensure_target, model_label
+    from ragspec.decoding.loading import load_configured
     from ragspec.prompt.builder import PromptBuilder
 
-    target = load_target(
-        ensure_target(settings),
-        settings.device,
-        settings.dtype,
-        threads=settings.threads,
-        name=model_label(settings.model),
-    )
+    target = load_configured(settings)
     window = min(settings.context_window, target.context_window)
     return Parts(
         engine=Engine(
@@ -58,11 +51,12 @@ def load_parts(settings: Settings) -> Parts:
             context_window=window,
             prefill_chunk=settings.prefill_chunk,
             max_draft=settings.max_draft,
+            prefix_cache=settings.prefix_cache,
         ),
         retriever=load_retriever(settings, load_embedder(settings)),
         # A tokenizer of its own: prompts are encoded in another thread than the engine decodes in, and Rust tokenizers
         # refuse to be changed while they are read ("Already borrowed", huggingface/transformers#47085).
-        prompts=PromptBuilder(deepcopy(target.tokenizer), window, settings.prompt_template),
+        prompts=PromptBuilder(deepcopy(target.tokenizer), window, settings.prompt_template, settings.passage_order),
         model=target.identity,
     )
 

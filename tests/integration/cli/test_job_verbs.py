@@ -126,6 +126,16 @@ def test_ctrl_c_leaves_the_job_running_and_says_so(run: Run, engine: Engine, mon
 
 def test_options_reach_the_job_and_wrong_ones_are_named(run: Run, engine: Engine) -> None:
     wanted = ["--top-k", "7", "--temperature", "0.5", "--stop", "a", "--stop", "b", "--no-speculation"]
+    wanted += [
+        "--min-tokens",
+        "4",
+        "--repetition-penalty",
+        "1.2",
+        "--presence-penalty",
+        "-1",
+        "--frequency-penalty",
+        "2",
+    ]
     run("submit", "q.jsonl", "--collection", "handbook", "--priority", "interactive", *wanted)
 
     from sqlalchemy import select
@@ -137,10 +147,15 @@ def test_options_reach_the_job_and_wrong_ones_are_named(run: Run, engine: Engine
     assert options["top_k"] == 7
     assert options["stop"] == ["a", "b"]
     assert (options["speculation"], options["queue"], options["max_tokens"]) == (False, "interactive", 128)
+    assert (options["min_tokens"], options["repetition_penalty"]) == (4, 1.2)
+    assert (options["presence_penalty"], options["frequency_penalty"]) == (-1, 2)
 
     result = run("submit", "q.jsonl", "--collection", "handbook", "--top-p", "2")
     assert isinstance(result.exception, InputError)
     assert "--top-p 2" in str(result.exception)
+    result = run("submit", "q.jsonl", "--collection", "handbook", "--min-tokens", "129")
+    assert isinstance(result.exception, InputError)
+    assert "--min-tokens 129: Value error, more than max_tokens, which is 128." in str(result.exception)
 
 
 def test_skipped_rows_are_shown(run: Run, tmp_path: Path) -> None:

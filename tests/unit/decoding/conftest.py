@@ -7,6 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+# So that their assertions say what they compared, as those in tests do.
+pytest.register_assert_rewrite("tests.unit.decoding.records", "tests.unit.decoding.schedules")
+
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:

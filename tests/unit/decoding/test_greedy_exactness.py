@@ -13,6 +13,7 @@ from ragspec.decoding.lookup import LookupDrafter
 from ragspec.decoding.request import Completion, Request, Sampling
 from tests import tiny
 from tests.unit.decoding import drafters
+from tests.unit.decoding.records import check_record
 
 
 def make_requests(count: int, seed: int) -> list[Request]:
@@ -39,19 +40,6 @@ def run(engine: Engine, requests: list[Request], seed: int = 0) -> dict[str, Com
         for completion in engine.step():
             done[completion.request_id] = completion
     return done
-
-
-def check_record(completion: Completion) -> None:
-    """The parts of an acceptance record add up as its module says."""
-    record = completion.acceptance
-    cut = completion.completion_tokens - 1 - sum(record.per_step_accepted) - record.num_verify_steps
-
-    assert cut in {0, -1}
-    assert len(record.token_sources) == len(record.token_logprobs) == len(record.token_ids)
-    assert record.num_accepted_draft_tokens == sum(s is not Source.TARGET for s in record.token_sources)
-    assert sum(record.acceptance_histogram) == record.num_verify_steps
-    assert all(a <= d for a, d in zip(record.per_step_accepted, record.per_step_drafted, strict=True))
-    assert all(value <= 1e-6 for value in record.token_logprobs)
 
 
 @pytest.mark.parametrize("max_batch", [1, 4, 9])

@@ -7,8 +7,9 @@ import torch
 from transformers import BloomConfig, BloomForCausalLM, LlamaForCausalLM
 
 from ragspec.decoding.engine import Engine
+from ragspec.decoding.loading import resolve_device, resolve_dtype
 from ragspec.decoding.request import Request, Sampling
-from ragspec.decoding.target import Target, make_target, resolve_device, resolve_dtype
+from ragspec.decoding.transformers_target import TransformersTarget, make_target
 from ragspec.errors import ModelUnavailableError, SettingsError
 from tests import tiny
 
@@ -104,7 +105,7 @@ def test_a_sequence_that_fills_the_window_turns_no_other_ones_positions(kind: st
     assert torch.equal(rotary.inv_freq, before)
 
 
-def _answers(aim: Target, requests: list[Request], context_window: int) -> dict[str, tuple[int, ...]]:
+def _answers(aim: TransformersTarget, requests: list[Request], context_window: int) -> dict[str, tuple[int, ...]]:
     engine = Engine(aim, max_batch=4, context_window=context_window, drafters=[])
     for request in requests:
         engine.add(request)

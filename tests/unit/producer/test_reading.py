@@ -20,7 +20,7 @@ from producer.formats import detect
 from producer.source import MAX_LINE_BYTES, open_source
 from producer.submit import read_rows
 from ragspec.errors import InputError, NotFoundError
-from ragspec.jobs.options import MAX_QUESTION_CHARS
+from ragspec.jobs.options import MAX_QUESTION_CHARS, RowOptions
 from ragspec.jobs.row import ParsedRow, RowFault
 
 
@@ -95,12 +95,21 @@ def test_standard_input_is_told_by_its_first_bytes(monkeypatch: pytest.MonkeyPat
 
 def test_rows_may_set_options_in_any_format(tmp_path: Path) -> None:
     wanted = {"top_k": 5, "max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "seed": 3, "stop": ["\n"]}
+    wanted |= {"min_tokens": 2, "repetition_penalty": 1.1, "presence_penalty": -1.0, "frequency_penalty": 0.5}
     as_json = read(write(tmp_path, "q.jsonl", json.dumps({"question": "Who?", **wanted})))
-    as_csv = read(
-        write(tmp_path, "q.csv", 'question,top_k,max_tokens,temperature,top_p,seed,stop\nWho?,5,9,0.5,0.9,3,"\n"\n')
-    )
+    as_text = [value[0] if isinstance(value, list) else value for value in wanted.values()]
+    table = io.StringIO()
+    csv.writer(table).writerows([["question", *wanted], ["Who?", *as_text]])
+    as_csv = read(write(tmp_path, "q.csv", table.getvalue()))
 
     assert [row.row_options for row in (*as_json, *as_csv) if isinstance(row, ParsedRow)] == [wanted, wanted]
+
+
+def test_a_row_may_bias_tokens_by_their_ids(tmp_path: Path) -> None:
+    (row,) = read(write(tmp_path, "q.jsonl", '{"question": "Who?", "logit_bias": {"17": -100}}'))
+
+    assert isinstance(row, ParsedRow)
+    assert RowOptions.model_validate(row.row_options).logit_bias == {17: -100.0}
 
 
 def test_a_quoted_field_keeps_its_line_breaks_and_the_next_row_its_line(tmp_path: Path) -> None:
@@ -128,6 +137,10 @@ def test_a_quoted_field_keeps_its_line_breaks_and_the_next_row_its_line(tmp_path
         ('{"question": "Who?", "temperature": NaN}', "bad_option"),
         ('{"question": "Who?", "stop": ""}', "bad_option"),
         ('{"question": "Who?", "max_tokens": "many"}', "bad_option"),
+        ('{"question": "Who?", "repetition_penalty": 0}', "bad_option"),
+        ('{"question": "Who?", "presence_penalty": 2.5}', "bad_option"),
+        ('{"question": "Who?", "logit_bias": {"yes": 1}}', "bad_option"),
+        ('{"question": "Who?", "logit_bias": {"17": 101}}', "bad_option"),
         (b'{"question": "caf\xe9"}', "not_utf8"),
     ],
     ids=lambda value: None if isinstance(value, bytes) else str(value)[:40],
@@ -228,7 +241,7 @@ def test_openai_batch_lines_are_read_as_they_are(tmp_path: Path) -> None:
     response = {"input": "What?", "max_output_tokens": 5}
     lines = [
         batch_line(body={"max_tokens": 8, "max_completion_tokens": 9, "temperature": 0, "stop": "\n", "n": 1}),
-        batch_line(body={"messages": parts}),
+        batch_line(body={"messages": parts, "presence_penalty": 0.5, "logit_bias": {"17": -100}}),
         json.dumps({"custom_id": "r", "method": "POST", "url": "/v1/responses", "body": response}),
     ]
 
@@ -236,7 +249,7 @@ def test_openai_batch_lines_are_read_as_they_are(tmp_path: Path) -> None:
 
     assert rows == [
         ParsedRow(1, "a", "Who?", {"max_tokens": 9, "temperature": 0.0, "stop": ["\n"]}),
-        ParsedRow(2, "a", "Who\nis?", {}),
+        ParsedRow(2, "a", "Who\nis?", {"presence_penalty": 0.5, "logit_bias": {"17": -100.0}}),
         ParsedRow(3, "r", "What?", {"max_tokens": 5}),
     ]
 
@@ -248,9 +261,6 @@ def test_what_a_batch_line_spells_out_but_does_not_change_is_accepted(tmp_path: 
         "tools": [],
         "tool_choice": "auto",
         "response_format": {"type": "text"},
-        "frequency_penalty": 0,
-        "presence_penalty": 0.0,
-        "logit_bias": {},
         "instructions": None,
     }
 
@@ -268,11 +278,9 @@ def test_what_a_batch_line_spells_out_but_does_not_change_is_accepted(tmp_path: 
         ({"body": {"n": 2}}, "unsupported_parameter"),
         ({"body": {"tools": [{}]}}, "unsupported_parameter"),
         ({"body": {"tool_choice": "required"}}, "unsupported_parameter"),
-        ({"body": {"frequency_penalty": 0.5}}, "unsupported_parameter"),
-        ({"body": {"presence_penalty": -1}}, "unsupported_parameter"),
-        ({"body": {"logit_bias": {"50256": -100}}}, "unsupported_parameter"),
         ({"body": {"instructions": "Be brief."}}, "unsupported_parameter"),
         ({"body": {"top_p": 0}}, "bad_option"),
+        ({"body": {"frequency_penalty": 3}}, "bad_option"),
     ],
 )
 def test_what_a_batch_line_asks_in_vain_is_a_fault(tmp_path: Path, changes: dict[str, Any], code: str) -> None:

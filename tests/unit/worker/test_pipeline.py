@@ -12,7 +12,7 @@ import pytest
 from ragspec.jobs.answer import Answer, Question
 from ragspec.jobs.options import AnswerOptions
 from tests.worker_stand_in import MODEL, PASSAGE, StandInEngine, StandInRetriever, stand_in_parts, wait_until
-from worker.resident.pipeline import Pipeline
+from worker.resident.pipeline import LOOKAHEAD_BATCHES, Pipeline
 from worker.resident.ticket import Ticket, issue
 
 
@@ -25,7 +25,9 @@ class Desk:
     failures: list[Exception] = field(default_factory=list)
 
     def ask(self, idx: int, text: str, connection: int = 1, queue: str = "bulk") -> Ticket:
-        options = AnswerOptions(collection="docs", queue=queue, temperature=0.5, stop=("\n",))
+        options = AnswerOptions(
+            collection="docs", queue=queue, temperature=0.5, stop=("\n",), min_tokens=2, logit_bias={3: -1.0}
+        )
         ticket = issue(idx, connection, Question(idx, f"q{idx}", text), options, 0.0)
         self.pipeline.submit(ticket)
         return ticket
@@ -81,6 +83,7 @@ def test_an_answer_carries_who_gave_it_and_how() -> None:
         answer.seed,
     )
     assert (ticket.seed, 0.5, ("\n",)) == (request.sampling.seed, request.sampling.temperature, request.sampling.stop)
+    assert (request.sampling.min_tokens, request.sampling.logit_bias) == (2, ((3, -1.0),))
     assert [PASSAGE.id] == [passage["id"] for passage in answer.passages]
     assert (
         answer.token_ids,
@@ -100,15 +103,18 @@ def test_no_more_is_prepared_than_the_engine_can_take_soon() -> None:
     opened, hold = gate()
     engine = StandInEngine(on_step=hold)
     with desk(engine) as made:
-        for idx in range(50):
+        for idx in range(200):
             made.ask(idx, f"question {idx}")
         prepared = made.pipeline._preparation.retriever.batches
-        wait_until(lambda: sum(map(len, prepared)) >= 7)  # twice the batch, less what is no batch worth retrieving
+        most = 4 * LOOKAHEAD_BATCHES + 8  # what waits, and twice the batch that the engine has
+        wait_until(lambda: sum(map(len, prepared)) >= most - 2)  # less what is no batch worth retrieving
         at_a_standstill = sum(map(len, prepared))
+        held = len(engine.added)
         opened.set()
-        wait_until(lambda: len(made.answers) == 50)
+        wait_until(lambda: len(made.answers) == 200)
 
-    assert at_a_standstill <= 8
+    assert at_a_standstill <= most
+    assert held <= 8
 
 
 def test_an_interactive_question_overtakes_the_bulk_that_waits() -> None:

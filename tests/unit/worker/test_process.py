@@ -25,12 +25,12 @@ def snapshot(tmp_path: Path) -> Path:
 def test_a_hub_models_answers_carry_its_whole_id(
     snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The identity is the one that other parts make of the setting, owner included, or `show` takes it for another model's."""
+    """The identity is the one that other parts make of the setting, owner included; the precision stands behind it."""
     monkeypatch.setattr("ragspec.models.ensure_target", lambda _: snapshot)
     monkeypatch.setattr("ragspec.corpus.embedder.load_embedder", lambda _: None)
     monkeypatch.setattr("ragspec.corpus.retriever.load_retriever", lambda _settings, _embedder: None)
 
-    parts = load_parts(Settings(model="org/tiny", device="cpu", dtype="float32", home=tmp_path / "home"))
+    parts = load_parts(Settings(model="org/tiny", device="cpu", precision="float32", home=tmp_path / "home"))
 
-    assert parts.model == model_identity("org/tiny", snapshot)
+    assert parts.model == model_identity("org/tiny", snapshot) + "+float32"
     assert parts.model.startswith("org/tiny@")

@@ -45,7 +45,11 @@ ANSWERS = st.builds(
     token_logprobs=st.lists(FINITE, max_size=5),
 )
 OPTIONS = st.builds(
-    AnswerOptions, collection=TEXT, top_k=st.integers(0, 100), stop=st.lists(TEXT, max_size=3).map(tuple)
+    AnswerOptions,
+    collection=TEXT,
+    top_k=st.integers(0, 100),
+    stop=st.lists(TEXT, max_size=3).map(tuple),
+    logit_bias=st.dictionaries(COUNTS, st.floats(-100, 100), max_size=3),
 )
 FRAMES = st.one_of(
     st.builds(Hello, TEXT),

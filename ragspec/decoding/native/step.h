@@ -1,0 +1,89 @@
+// What a step is told, as `ragspec/decoding/native/abi.py` lays it out: keep the two in the same order.
+#pragma once
+
+#include <cstdint>
+
+extern "C" {
+
+// An orthogonal transform of a row: its `count` parts of `span` numbers are each turned by a Hadamard matrix, then mixed with
+// one another by `mix`.
+struct Rotation {
+  const float* mix;  // [count, count], times 1 / sqrt(span)
+  int32_t count, span;
+};
+
+// A weight matrix [outputs, inputs] in 8 bits, one scale a row, packed by `ragspec_pack`. It takes rotated inputs.
+struct Linear {
+  const int8_t* packed;    // [outputs / 64, rounded up][inputs / 4][64][4], padded with zeros
+  const float* scale;      // [outputs]
+  const int32_t* zero;     // [outputs]: 128 times the row's sum, what the activations' offset adds
+  const float* bias;       // [outputs] or null
+  int32_t inputs, outputs;  // multiples of 16
+  Rotation rotation;
+};
+
+struct Layer {
+  Linear qkv, out, gate_up, down;
+  const float *attention_norm, *mlp_norm;  // [hidden]
+  const float *query_norm, *key_norm;      // [head_dim] or null
+  int32_t window;                          // keys a query sees, itself included; 0 for all
+};
+
+struct Model {
+  const Layer* layers;
+  const float* final_norm;
+  const float *cosine, *sine;  // [positions, head_dim / 2]
+  Linear head;
+  int32_t layer_count, hidden, heads, key_heads, head_dim, intermediate;
+  float epsilon, scaling;
+};
+
+struct Segment {
+  int32_t slot, start, length, offset;  // `offset`: of its first token in the packed row
+};
+
+// Rows [first, first + rows) of one segment's folded queries (token-major, `heads / key_heads` rows a token).
+struct Tile {
+  int32_t segment, first, rows;
+};
+
+struct Step {
+  const Segment* segments;
+  const Tile* tiles;
+  const int32_t *slots, *positions;  // [tokens]
+  const int32_t* wanted;             // [wanted_count]: packed places whose logits are wanted
+  int32_t tokens, tile_count, wanted_count;
+  int32_t slot_count, capacity;      // of the cache
+  uint16_t *keys, *values;           // cache: [layers, slots, key_heads, capacity * head_dim], packed
+  float* hidden;                     // [tokens, hidden]: embeddings in, destroyed
+  float* states;                     // [wanted_count, hidden]: final hidden states out
+  float* logits;                     // [wanted_count, head.outputs] out
+  uint8_t* bytes;                    // scratch [tokens, max(hidden, heads * head_dim, intermediate)]
+  float* scales;                     // scratch [tokens]
+  float* wide;                       // scratch [tokens, max(qkv.outputs, gate_up.outputs)]
+  uint16_t* queries;                 // scratch [tokens, heads * head_dim]
+  float* mixed;                      // scratch [tokens, heads * head_dim]
+  int32_t threads;
+};
+
+}
+
+namespace ragspec {
+
+void multiply(const Linear& weight, const uint8_t* x, const float* x_scale, int rows, float* out, bool add, int threads);
+void attend(const Model& model, const Layer& layer, const Step& step, const uint16_t* keys, const uint16_t* values);
+void normalize(const float* x, const float* weight, float epsilon, int rows, int width, float* out, int threads);
+void normalize_quantize(const Linear& weight, const float* x, const float* norm, float epsilon, int rows, uint8_t* out,
+                        float* scale, int threads);
+void quantize(const Linear& weight, const float* x, int rows, uint8_t* out, float* scale, int threads);
+void gate_quantize(const Linear& weight, const float* gate_up, int rows, uint8_t* out, float* scale, int threads);
+void rotate_store(const Model& model, const Layer& layer, const Step& step, uint16_t* keys, uint16_t* values);
+
+// Tokens of a block of keys, and rows of a tile of queries.
+constexpr int KEY_BLOCK = 64;
+constexpr int TILE_ROWS = 6;
+
+// Inputs of a weight matrix at most: a row is rotated on the stack.
+constexpr int MOST_INPUTS = 32768;
+
+}  // namespace ragspec

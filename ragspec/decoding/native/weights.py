@@ -1,0 +1,105 @@
+"""A decoder's weights in 8 bits, rotated and laid out for the kernels."""
+
+from __future__ import annotations
+
+import math
+from ctypes import CDLL, c_int32, c_void_p
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ragspec.decoding.native import abi
+
+#: Outputs that are computed together, and outputs of a panel of packed weights.
+BLOCK, PANEL = 16, 64
+#: Inputs of a matrix at most. A product of an unsigned and a signed byte is below 2**15, so their sum fits 32 bits.
+MOST_INPUTS = 32768
+#: Parts that a row is mixed from at most; beyond, mixing costs more than it is worth.
+_MOST_PARTS = 64
+
+
+class QuantizedLinear:
+    """A weight matrix with one scale a row: `W R^T ~ scale[:, None] * q`, q in [-127, 127], R the rotation of its inputs.
+
+    Args:
+        kernels: the library.
+        weight: [outputs, inputs].
+        bias: [outputs] or None.
+
+    Attributes:
+        outputs: what a row of the product holds, rounded up to whole blocks.
+        struct: for the kernels.
+    """
+
+    def __init__(self, kernels: CDLL, weight: Tensor, bias: Tensor | None = None) -> None:
+        outputs, inputs = weight.shape
+        weight = rotate(weight.float())
+        scale = (weight.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
+        rounded = (weight / scale[:, None]).round().to(torch.int8).contiguous()
+        self.outputs = _round_up(outputs, BLOCK)
+        self._packed = torch.zeros(_round_up(outputs, PANEL) * inputs, dtype=torch.int8)
+        kernels.ragspec_pack(
+            c_void_p(rounded.data_ptr()), c_int32(outputs), c_int32(inputs), c_void_p(self._packed.data_ptr())
+        )
+        self._scale = _padded(scale, self.outputs)
+        self._zero = _padded(rounded.sum(1, dtype=torch.int32) * 128, self.outputs)
+        self._bias = None if bias is None else _padded(bias.float(), self.outputs)
+        count, span = parts(inputs)
+        self._mix = (cosines(count) / math.sqrt(span)).contiguous()
+        self.struct = abi.Linear(
+            self._packed.data_ptr(),
+            self._scale.data_ptr(),
+            self._zero.data_ptr(),
+            None if self._bias is None else self._bias.data_ptr(),
+            inputs,
+            self.outputs,
+            abi.Rotation(self._mix.data_ptr(), count, span),
+        )
+
+
+def parts(inputs: int) -> tuple[int, int]:
+    """How a row of `inputs` numbers is rotated: so many parts, of so many numbers (a power of two) each."""
+    span = inputs & -inputs
+    return inputs // span, span
+
+
+def mixable(inputs: int) -> bool:
+    """Whether the kernels can rotate rows of this width."""
+    count, span = parts(inputs)
+    return span >= 16 and count <= _MOST_PARTS and inputs <= MOST_INPUTS
+
+
+def rotate(rows: Tensor) -> Tensor:
+    """Rotate rows [n, inputs] as rotate.h does: Hadamard matrices over the parts, a cosine transform across them."""
+    count, span = parts(rows.shape[1])
+    turned = rows.reshape(-1, count, span) @ _hadamard(span) / math.sqrt(span)
+    return torch.einsum("ij,njs->nis", cosines(count), turned).reshape(rows.shape)
+
+
+def _round_up(width: int, unit: int) -> int:
+    return -(-width // unit) * unit
+
+
+@lru_cache
+def cosines(size: int) -> Tensor:
+    """The orthonormal cosine transform (DCT-II), [size, size]."""
+    row, column = torch.arange(size)[:, None], torch.arange(size)[None]
+    matrix = torch.cos(math.pi / size * (column + 0.5) * row) * math.sqrt(2 / size)
+    matrix[0] /= math.sqrt(2)
+    return matrix
+
+
+@lru_cache
+def _hadamard(size: int) -> Tensor:
+    """Sylvester's matrix of ones and minus ones, [size, size]."""
+    matrix = torch.ones(1, 1)
+    while len(matrix) < size:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return matrix
+
+
+def _padded(values: Tensor, length: int) -> Tensor:
+    out = torch.zeros(length, dtype=values.dtype)
+    out[: len(values)] = values
+    return out

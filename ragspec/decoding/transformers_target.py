@@ -1,0 +1,237 @@
+"""Any causal language model of transformers as target: its attention runs over our cache."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ragspec.decoding.attention import IMPLEMENTATION, Segment, StepPlan, attending
+from ragspec.decoding.cache import LayerLayout, SlotCache
+from ragspec.decoding.target import StepOutput
+from ragspec.errors import ModelUnavailableError
+
+log = logging.getLogger(__name__)
+
+#: Largest divergence, KL in nats at any of the checked positions, between the model's own attention and ours on the same
+#: tokens. Rounding gives some 1e-6 in float32 and 1e-2 in bfloat16; a wrong mask or position gives 0.1 to 10.
+CHECK_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
+
+#: Generation settings by which transformers' greedy `generate` changes logits (`_get_logits_processor` in its
+#: generation/utils.py), and the value of each, beside None, that changes nothing.
+_PROCESSORS: dict[str, object] = {
+    "repetition_penalty": 1,
+    "no_repeat_ngram_size": 0,
+    "bad_words_ids": [],
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "exponential_decay_length_penalty": None,
+    "suppress_tokens": [],
+    "begin_suppress_tokens": [],
+    "sequence_bias": {},
+    "guidance_scale": 1,
+}
+
+#: Context of a model whose positions know no limit.
+_NO_LIMIT = 2**31
+
+
+@dataclass(frozen=True, eq=False)
+class TransformersTarget:
+    """A loaded decoder and what the engine must know of it.
+
+    Attributes:
+        model: a transformers causal LM whose attention implementation is ours.
+        tokenizer: its tokenizer, with the chat template.
+        identity: `name@fingerprint`, recorded with every answer.
+        eos_ids: tokens that end an answer.
+        context_window: most tokens of prompt and answer that its positions allow.
+        cache_layout: what each layer stores, seen at load.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    identity: str
+    eos_ids: frozenset[int]
+    context_window: int
+    cache_layout: Mapping[int, LayerLayout] = field(default_factory=dict)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lies."""
+        return self.model.device
+
+    @property
+    def precision(self) -> str:
+        """What it computes in, as RAGSPEC_PRECISION names it."""
+        return str(self.model.dtype).removeprefix("torch.")
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the output matrix; a draft token must be below."""
+        return int(self._output_layer().weight.shape[0])
+
+    def slot_bytes(self, capacity: int) -> int:
+        """Memory of one cache slot of `capacity` tokens."""
+        return capacity * sum(layer.token_bytes for layer in self.cache_layout.values())
+
+    def make_cache(self, slots: int, capacity: int) -> SlotCache:
+        """A cache that `forward` can use, its memory reserved.
+
+        Args:
+            slots: sequences held at once.
+            capacity: tokens a slot holds.
+
+        Raises:
+            RuntimeError: the memory does not suffice, in the allocator's words.
+        """
+        cache = SlotCache(slots=slots, capacity=capacity)
+        cache.reserve(self.cache_layout)
+        return cache
+
+    def forward(
+        self, cache: SlotCache, segments: Sequence[Segment], tokens: list[int], rows: list[int], *, hidden: bool = False
+    ) -> StepOutput:
+        """One forward pass over a packed step.
+
+        Args:
+            cache: where the sequences live; the new tokens' keys and values are written into it.
+            segments: whose the tokens are and where they continue, in packed order.
+            tokens: the segments' new tokens, [n].
+            rows: packed places whose next-token logits are wanted, [r].
+            hidden: whether the final hidden states behind the logits are wanted too.
+
+        Call it inside `torch.inference_mode()`.
+        """
+        plan = StepPlan(cache, segments, device=self.device, dtype=self.model.dtype)
+        captured: list[Tensor] = []
+        hook = None
+        if hidden:
+            hook = self._output_layer().register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0][0]))
+        try:
+            logits = self._logits(tokens, plan, rows)
+        finally:
+            if hook is not None:
+                hook.remove()
+        return StepOutput(logits, captured[0] if captured else None)
+
+    def _logits(self, tokens: list[int], plan: StepPlan, rows: list[int]) -> Tensor:
+        with attending(plan):
+            out = self.model(
+                input_ids=torch.tensor([tokens], device=self.device),
+                position_ids=plan.positions[None],
+                use_cache=False,
+                logits_to_keep=torch.tensor(rows, dtype=torch.long, device=self.device),
+            )
+        logits: Tensor = out.logits[0]
+        return logits
+
+    def _output_layer(self) -> nn.Linear:
+        layer: nn.Linear = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        return layer
+
+
+def make_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, identity: str) -> TransformersTarget:
+    """Wrap a model that is already in memory.
+
+    Raises:
+        ModelUnavailableError: code `unsupported_architecture`.
+    """
+    model.train(mode=False)
+    model.set_attn_implementation(IMPLEMENTATION)
+    warn_of_processors(model)
+    target = TransformersTarget(model, tokenizer, identity, end_tokens(model, tokenizer), context_window(model))
+    return replace(target, cache_layout=_check_attention(target))
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """What `generate` would stop at: the generation config's end tokens, else the model's, else the tokenizer's."""
+    for holder in (model.generation_config, model.config, tokenizer):
+        found: Any = getattr(holder, "eos_token_id", None)
+        if found is not None:
+            return frozenset([found] if isinstance(found, int) else found)
+    return frozenset()
+
+
+def context_window(model: PreTrainedModel) -> int:
+    """The most tokens whose positions the model knows, and rotates by the same angles whoever else is in the pass.
+
+    transformers sets the angles of some scaled rotary embeddings by the longest position of a whole pass, so one long
+    sequence would change its neighbours' answers (`dynamic_rope_update` in its modeling_rope_utils.py). Type `dynamic`
+    does so beyond `max_position_embeddings`, which is the limit anyway; `longrope` (Phi-3) beyond its original limit.
+    """
+    config = model.config.get_text_config()
+    limit = int(getattr(config, "max_position_embeddings", None) or _NO_LIMIT)
+    rope = getattr(config, "rope_parameters", None) or {}
+    # A set for all layers, or one for each type of layer.
+    sets = [rope, *(inner for inner in rope.values() if isinstance(inner, dict))]
+    steady = [int(one["original_max_position_embeddings"]) for one in sets if one.get("rope_type") == "longrope"]
+    window = min([limit, *steady])
+    if window < limit:
+        log.warning(
+            "the context window is %d of the model's %d tokens: beyond, its longrope positions turn by the longest "
+            "sequence in a batch",
+            window,
+            limit,
+        )
+    return window
+
+
+def warn_of_processors(model: PreTrainedModel) -> None:
+    """Say which of the model's generation settings make its greedy `generate` write something else than its argmax."""
+    config = model.generation_config
+    found = {name: getattr(config, name, None) for name in _PROCESSORS}
+    changing = [f"{name}={value}" for name, value in found.items() if value not in (None, _PROCESSORS[name])]
+    if changing:
+        log.warning(
+            "the model's generation config sets %s: `generate` obeys, ragspec writes the plain argmax",
+            ", ".join(changing),
+        )
+
+
+@torch.inference_mode()
+def _check_attention(target: TransformersTarget) -> dict[int, LayerLayout]:
+    """Compare our attention with the model's own on a few tokens, in a chunk and a step, so that both paths run."""
+    model = target.model
+    length = min(48, target.context_window)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(target.vocabulary, (length,), generator=generator).tolist()
+    cut = length - 6
+    try:
+        ours: list[Tensor] = []
+        cache = SlotCache(slots=2, capacity=length)
+        for start, end in ((0, cut), (cut, length)):
+            segment = Segment(1, start, end - start)
+            ours.append(target.forward(cache, [segment], tokens[start:end], list(range(end - start))).logits)
+        layers = model.config.get_text_config().num_hidden_layers
+        if len(cache.layout) != layers:
+            msg = f"{len(cache.layout)} of its {layers} layers attend through transformers' attention interface"
+            raise RuntimeError(msg)  # noqa: TRY301 - every reason leaves by the same sentence below
+        model.set_attn_implementation("eager")
+        theirs = model(input_ids=torch.tensor([tokens], device=target.device), use_cache=False).logits[0]
+    except Exception as error:
+        msg = f"The architecture {type(model).__name__} does not run on ragspec's attention: {error}"
+        raise ModelUnavailableError(
+            msg, "Choose a decoder-only model with softmax attention in every layer.", code="unsupported_architecture"
+        ) from error
+    finally:
+        model.set_attn_implementation(IMPLEMENTATION)
+    expected = theirs.float().log_softmax(-1)
+    divergence = (expected.exp() * (expected - torch.cat(ours).float().log_softmax(-1))).sum(-1)
+    worst = float(divergence.max())
+    log.info("attention checked", extra={"action": "check_attention", "divergence_nats": worst})
+    if not worst <= CHECK_TOLERANCE[model.dtype]:
+        msg = f"On {type(model).__name__}, what ragspec's attention gives diverges from the model's own by {worst:.3g} nats."
+        raise ModelUnavailableError(
+            msg,
+            "This architecture needs more than causal or sliding-window attention.",
+            code="unsupported_architecture",
+        )
+    return cache.layout

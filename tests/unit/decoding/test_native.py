@@ -1,0 +1,168 @@
+"""The int8 kernels compute the model, and a row's result is a function of its own sequence."""
+
+from __future__ import annotations
+
+import platform
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+from ragspec.decoding.attention import Segment
+from ragspec.decoding.engine import Engine
+from ragspec.decoding.native.build import BuildError, load_kernels
+from ragspec.decoding.native.decoder import Decoder, misfit
+from ragspec.decoding.native.target import MisfitError, NativeTarget, make_native_target
+from ragspec.decoding.native.weights import rotate
+from ragspec.decoding.request import Request, Sampling
+from tests import tiny
+from tests.unit.decoding import drafters
+
+#: Widths that are not powers of two, several blocks of keys, a group of three queries a key.
+SHAPE = {
+    "hidden_size": 96,
+    "intermediate_size": 208,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+LENGTH = 200
+#: This processor, and one without AVX-512, for which the compiler writes other instructions.
+MACHINES = ["native", "x86-64-v3"] if platform.machine() == "x86_64" else ["native"]
+
+
+@pytest.fixture(scope="session")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the compiled kernels."""
+    return tmp_path_factory.mktemp("kernels")
+
+
+def make_model(family: str) -> LlamaForCausalLM:
+    torch.manual_seed(3)
+    config = tiny.config(family, **SHAPE)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    return model.eval()
+
+
+def make_tokens(count: int, seed: int = 1) -> list[int]:
+    return [random.Random(seed).randrange(tiny.VOCABULARY) for _ in range(count)]
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_kernels_compute_what_the_model_computes(family: str, machine: str, kernels: Path) -> None:
+    """Grouped heads, biases, norms on queries and a window; with this machine's instructions and without them."""
+    model = make_model(family)
+    decoder = Decoder(load_kernels(kernels, machine), model, LENGTH)
+    tokens = make_tokens(LENGTH)
+    with torch.inference_mode():
+        ours, states = decoder.forward(
+            decoder.make_cache(3, LENGTH), [Segment(1, 0, LENGTH)], tokens, list(range(LENGTH))
+        )
+        theirs = model(input_ids=torch.tensor([tokens]), output_hidden_states=True)
+
+    divergence = _divergence(theirs.logits[0], ours)
+    assert float(divergence.mean()) < 0.02
+    assert float(divergence.max()) < 0.2
+    similar = torch.cosine_similarity(states, theirs.hidden_states[-1][0])
+    assert float(similar.min()) > 0.99
+
+
+def test_a_row_depends_on_nothing_beside_it(kernels: Path) -> None:
+    """Chunks, neighbours, slots and copied prefixes change no bit of any logit."""
+    decoder = Decoder(load_kernels(kernels), make_model("mistral"), LENGTH)
+    texts = [make_tokens(LENGTH, seed) for seed in range(4)]
+    texts[3] = texts[0][:150] + texts[3][150:]
+    with torch.inference_mode():
+        alone = []
+        for text in texts:
+            cache = decoder.make_cache(1, LENGTH)
+            rows = [decoder.forward(cache, [Segment(0, i, 1)], [token], [0])[0] for i, token in enumerate(text)]
+            alone.append(torch.cat(rows))
+        rng = random.Random(5)
+        cache = decoder.make_cache(6, LENGTH)
+        slots, done, together = [5, 0, 3, 2], [0] * 4, [[] for _ in texts]
+        while min(done) < LENGTH:
+            if done[3] == 0 and done[0] >= 150:
+                cache.copy_prefix(slots[0], slots[3], 150)
+                together[3].append(alone[3][:150])
+                done[3] = 150
+            active = [i for i in range(4) if done[i] < LENGTH and (i < 3 or done[3])]
+            picked = rng.sample(active, rng.randint(1, len(active)))
+            lengths = [min(rng.choice([1, 2, 5, 13, 70]), LENGTH - done[i]) for i in picked]
+            segments = [Segment(slots[i], done[i], n) for i, n in zip(picked, lengths, strict=True)]
+            fed = [t for i, n in zip(picked, lengths, strict=True) for t in texts[i][done[i] : done[i] + n]]
+            logits, _ = decoder.forward(cache, segments, fed, list(range(len(fed))))
+            for i, part in zip(picked, logits.split(lengths), strict=True):
+                together[i].append(part)
+                done[i] += len(part)
+
+    for mine, expected in zip(together, alone, strict=True):
+        assert torch.equal(torch.cat(mine), expected)
+
+
+def test_rotated_rows_keep_their_products() -> None:
+    """A rotation is orthogonal, so rotated activations times rotated weights is what it was."""
+    x, weight = torch.randn(5, 208, dtype=torch.float64), torch.randn(7, 208, dtype=torch.float64)
+
+    torch.testing.assert_close(
+        rotate(x.float()) @ rotate(weight.float()).T, (x @ weight.T).float(), atol=1e-4, rtol=1e-4
+    )
+    assert float(rotate(torch.eye(208)[:1] * 100).abs().max()) < 40  # what one huge number becomes
+
+
+def test_answers_do_not_change_with_the_batch_or_the_drafts(kernels: Path) -> None:
+    """What float32 keeps up to ties, int8 keeps bit for bit: tokens and log-probabilities."""
+    target = make_native_target(make_model("llama"), tiny.tokenizer(), "tiny+int8", kernels)
+    requests = [Request(f"r{i}", tuple(make_tokens(20 + 9 * i, i)), Sampling(max_tokens=40)) for i in range(12)]
+    expected = _answers(Engine(target, max_batch=1, max_draft=0), requests)
+    oracle = drafters.NoisyOracle({name: ids for name, (ids, _) in expected.items()}, target.vocabulary)
+
+    assert _answers(Engine(target, max_batch=7, prefill_chunk=33, drafters=[oracle]), requests) == expected
+    assert _answers(Engine(target, max_batch=12), requests) == expected
+
+
+def test_models_that_the_kernels_do_not_compute_are_told_why(kernels: Path) -> None:
+    """Another architecture, another activation, widths that do not fit: each by its name."""
+    assert misfit(make_model("gemma2")) == "its architecture is gemma2, not one of llama, mistral, qwen2, qwen3"
+    odd = AutoModelForCausalLM.from_config(tiny.config("llama", **{**SHAPE, "head_dim": 8}), dtype=torch.float32)
+    with pytest.raises(MisfitError, match="head dimension 8"):
+        make_native_target(odd, tiny.tokenizer(), "odd", kernels)
+
+
+def test_a_model_that_eight_bits_do_not_carry_is_refused(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check at load compares distributions, not merely that it runs."""
+    monkeypatch.setattr("ragspec.decoding.native.weights.rotate", lambda rows: rows)
+
+    with pytest.raises(MisfitError, match="diverge by"):
+        make_native_target(make_model("llama"), tiny.tokenizer(), "wrong", kernels)
+
+
+def test_a_machine_without_a_compiler_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then `auto` goes on in another precision."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+
+    with pytest.raises(BuildError, match="no C\\+\\+ compiler"):
+        load_kernels(tmp_path)
+
+
+def _divergence(expected: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    log = expected.float().log_softmax(-1)
+    return (log.exp() * (log - found.log_softmax(-1))).sum(-1)
+
+
+def _answers(engine: Engine, requests: list[Request]) -> dict[str, tuple[tuple[int, ...], tuple[float, ...]]]:
+    assert isinstance(engine.target, NativeTarget)
+    for request in requests:
+        engine.add(request)
+    done = {}
+    while engine.has_work:
+        for completion in engine.step():
+            done[completion.request_id] = (completion.acceptance.token_ids, completion.acceptance.token_logprobs)
+    return done
