@@ -1,11 +1,13 @@
 """One page about a device: is the engine exact there, and near to what it can do? `python -m benchmarks.gpu_check`.
 
 First the engine's greedy answers, with drafts and without, alone and in batches, against transformers' own `generate`. In
-float32 they agree token for token; in the working dtype an answer may part where the two likeliest tokens lie within rounding,
-and the largest such gap is printed. Then prefill and decode at batch 1, 8 and 64: against the matrix rate and the memory
-bandwidth that the script measures itself, and against transformers' `generate`, its prompt lookup and its continuous batching.
-End tokens end no answer while timing, so that all write equally much, and no two prompts share a beginning. `--small` takes a
-tiny seeded model and sizes for a CPU, in seconds. Exits with 1 where an answer parts that must not.
+float32 they agree token for token; in bfloat16 an answer may part where the two likeliest tokens lie within rounding, and the
+largest such gap is printed. int8, which `generate` has not, is compared with the engine's own, alone and without drafts.
+
+Then prefill and decode at batch 1, 8 and 64: against the matrix rate and the memory bandwidth that the script measures itself,
+and against transformers' `generate`, its prompt lookup and its continuous batching. End tokens end no answer while timing, so
+that all write equally much, and no two prompts share a beginning. `--small` takes a tiny seeded model and sizes for a CPU, in
+seconds. Exits with 1 where an answer parts that must not.
 """
 
 from __future__ import annotations
@@ -25,16 +27,18 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks.reference import NO_TOKEN, Tokens, continuous, generate
 from ragspec.decoding.engine import Engine
+from ragspec.decoding.loading import Precision, load_target, resolve_device
 from ragspec.decoding.request import Request, Sampling
-from ragspec.decoding.target import Target, load_target, make_target, resolve_device
+from ragspec.decoding.target import Target
+from ragspec.decoding.transformers_target import make_target
 from ragspec.demo.prompts import demo_prompts
 from ragspec.models import ensure_target
 from ragspec.prompt import PromptBuilder
 from ragspec.settings import Settings, load_settings
 
 #: Largest difference of two tokens' logits that counts as rounding; transformers' own bfloat16 forward passes of width 1 and 6
-#: choose differently up to 0.125 (docs/discussion/exactness.md). In float32 nothing may part.
-ROUNDING = {torch.float32: 0.0, torch.bfloat16: 0.25, torch.float16: 0.05}
+#: choose differently up to 0.125 (docs/discussion/exactness.md). In float32 and int8 nothing may part.
+ROUNDING = {"float32": 0.0, "bfloat16": 0.25, "float16": 0.05, "int8": 0.0}
 #: Draft length of transformers' prompt lookup, as its documentation uses it.
 LOOKUP_TOKENS = 10
 
@@ -64,7 +68,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A target, the same weights as a plain transformers model, and prompts."""
+    """A target, its weights as a plain transformers model (in bfloat16 where the target computes in int8), and prompts."""
 
     target: Target
     plain: Any
@@ -118,11 +122,12 @@ def tiny_case(device: torch.device) -> Case:
     return Case(target, models[1], prompts)
 
 
-def model_case(settings: Settings, device: torch.device, dtype: str) -> Case:
+def model_case(settings: Settings, device: torch.device, precision: Precision) -> Case:
     """The settings' model and the demo's prompts."""
     folder = ensure_target(settings)
-    target = load_target(folder, str(device), dtype, threads=settings.threads)
-    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=target.dtype)
+    target = load_target(folder, str(device), precision, kernels=settings.kernels_folder, threads=settings.threads)
+    dtype = torch.bfloat16 if target.precision == "int8" else getattr(torch, target.precision)
+    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     built = demo_prompts(PromptBuilder(target.tokenizer, settings.context_window), max_tokens=256)
     return Case(target, plain.to(device), [prompt.token_ids for prompt in built])
 
@@ -139,10 +144,14 @@ def answer(engine: Engine, prompts: Sequence[Tokens], max_tokens: int, *, drafts
 
 
 def partings(case: Case, batches: Sequence[int], max_tokens: int, max_draft: int) -> tuple[int, int, float]:
-    """Answers compared with `generate`'s, those that part, and the largest logit gap between the two choices there."""
+    """Answers compared, those that part from the reference, and the largest logit gap between the two choices there."""
     prompts = case.prompts[: max(batches)]
     end = sorted(case.target.eos_ids)
-    expected = [generate(case.plain, [prompt], max_tokens, end)[0] for prompt in prompts]
+    if case.target.precision == "int8":
+        alone = engine_for(case, 1, max_tokens, max_draft)
+        expected = [answer(alone, [prompt], max_tokens, drafts=False)[0] for prompt in prompts]
+    else:
+        expected = [generate(case.plain, [prompt], max_tokens, end)[0] for prompt in prompts]
     compared, parted, worst = 0, 0, 0.0
     for batch in batches:
         engine = engine_for(case, batch, max_tokens, max_draft)
@@ -152,17 +161,18 @@ def partings(case: Case, batches: Sequence[int], max_tokens: int, max_draft: int
                 compared += 1
                 if ours != theirs:
                     parted += 1
-                    worst = max(worst, _gap(case.plain, prompt, ours, theirs))
+                    worst = max(worst, _gap(case, prompt, ours, theirs))
     return compared, parted, worst
 
 
 @torch.inference_mode()
-def _gap(plain: Any, prompt: Tokens, ours: Tokens, theirs: Tokens) -> float:
-    """How far the two tokens lie apart where the answers first differ; infinite where one merely ends early."""
+def _gap(case: Case, prompt: Tokens, ours: Tokens, theirs: Tokens) -> float:
+    """How far the two tokens lie apart where the answers first differ; infinite where one merely ends early, and in int8."""
     place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
-    if place is None:
+    if place is None or case.target.precision == "int8":
         return float("inf")
-    logits = plain(torch.tensor([prompt + theirs[:place]], device=plain.device)).logits[0, -1].float()
+    tokens = torch.tensor([prompt + theirs[:place]], device=case.plain.device)
+    logits = case.plain(tokens).logits[0, -1].float()
     return float((logits[theirs[place]] - logits[ours[place]]).abs())
 
 
@@ -204,7 +214,8 @@ def bandwidth(size: int, device: torch.device, repeats: int) -> float:
 
 def measure(case: Case, sizes: Sizes, max_draft: int) -> list[Row]:
     """Every way to decode at every batch size; decode time is a whole run's less that of one which stops at the first token."""
-    endless = replace(case, target=replace(case.target, eos_ids=frozenset()))
+    target: Any = case.target  # whichever dataclass it is
+    endless = replace(case, target=replace(target, eos_ids=frozenset()))
     fresh = Unshared(case.prompts, case.target.vocabulary)
     rows = []
 
@@ -285,18 +296,21 @@ def main() -> None:
     sizes = replace(sizes, new_tokens=wanted.new_tokens or sizes.new_tokens, repeats=wanted.repeats or sizes.repeats)
 
     exact = True
-    for dtype in ("float32",) if wanted.small else ("float32", settings.dtype):
-        case = tiny_case(device) if wanted.small else model_case(settings, device, dtype)
+    precisions: tuple[Precision, ...] = ("float32",) if wanted.small else ("float32", settings.precision)
+    for precision in precisions:
+        case = tiny_case(device) if wanted.small else model_case(settings, device, precision)
         compared, parted, worst = partings(case, sizes.batches, sizes.new_tokens, settings.max_draft)
-        exact &= worst <= ROUNDING[case.target.dtype]
-        name = str(case.target.dtype).removeprefix("torch.")
+        exact &= worst <= ROUNDING[case.target.precision]
         print(
-            f"exactness, {name}: {parted} of {compared} answers part from generate's; largest logit gap there {worst:.3g}"
+            f"exactness, {case.target.precision}: {parted} of {compared} answers part from the reference;"
+            f" largest logit gap there {worst:.3g}"
         )
-    operations = matrix_rate(sizes.matrix, case.target.dtype, device, sizes.repeats)
+    operations = matrix_rate(sizes.matrix, case.plain.dtype, device, sizes.repeats)
     bytes_s = bandwidth(sizes.memory, device, sizes.repeats)
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{place}: {operations / 1e12:.3g} TFLOP/s in {name}, {bytes_s / 1e9:.3g} GB/s; torch {torch.__version__}")
+    print(
+        f"{place}: {operations / 1e12:.3g} TFLOP/s in {case.plain.dtype}, {bytes_s / 1e9:.3g} GB/s; torch {torch.__version__}"
+    )
     rows = measure(case, sizes, settings.max_draft)
     print(f"{case.target.identity}, {sizes.new_tokens} new tokens, median of {sizes.repeats}")
     print(table(rows, case, sizes.new_tokens, operations, bytes_s))

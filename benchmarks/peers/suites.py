@@ -50,7 +50,7 @@ def bulk_rag(
 
     Args:
         tokenizer: the target's.
-        settings: name the embedder and the prompt template.
+        settings: name the embedder, the prompt template and the order of passages.
         window: tokens of a prompt and its answer.
         files: passages (`id`, `text`) and questions (`question`), JSON Lines; None for the demo's.
         max_tokens: most tokens of an answer.
@@ -75,7 +75,7 @@ def bulk_rag(
     embedder = load_embedder(settings)
     scores = embedder.embed(questions) @ embedder.embed([p.text for p in passages], "passage").T
     best = np.argsort(-scores, axis=1, kind="stable")[:, :TOP_K]
-    builder = PromptBuilder(tokenizer, window, settings.prompt_template)
+    builder = PromptBuilder(tokenizer, window, settings.prompt_template, settings.passage_order)
     prompts = []
     for number, (question, places) in enumerate(zip(questions, best, strict=True)):
         found = [

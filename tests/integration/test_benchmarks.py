@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ def run(*arguments: str) -> str:
 def test_gpu_check_finds_the_engine_exact_on_a_tiny_model_and_prints_one_table() -> None:
     page = run("benchmarks.gpu_check", "--small", "--new-tokens", "6")
 
-    assert "exactness, float32: 0 of 14 answers part" in page
+    assert "exactness, float32: 0 of 14 answers part from the reference" in page
     for way in ("ragspec", "ragspec, no drafts", "transformers", "transformers, continuous"):
         assert sum(line[7:31].strip() == way for line in page.splitlines()) == 3
     assert page.count("transformers, lookup") == 1
@@ -36,5 +37,5 @@ def test_peers_measures_what_is_there_and_says_what_is_not(tmp_path: Path) -> No
     )
 
     page = output.read_text()
-    assert "| ragspec | 0." in page or "| ragspec | 1." in page
+    assert re.search(r"^\| ragspec \| \d+\.\d+ \|", page, re.MULTILINE)
     assert "| vllm | failed: not installed" in page

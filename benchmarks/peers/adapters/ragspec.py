@@ -8,8 +8,8 @@ from pathlib import Path
 
 from benchmarks.peers.protocol import Load, Prompt, Ready, Run, serve
 from ragspec.decoding.engine import Engine
-from ragspec.decoding.request import Request, Sampling
-from ragspec.decoding.target import load_target
+from ragspec.decoding.loading import load_target
+from ragspec.decoding.request import Completion, Request, Sampling
 from ragspec.settings import load_settings
 
 
@@ -18,40 +18,48 @@ class Ragspec:
 
     def __init__(self, load: Load) -> None:
         settings = load_settings()
-        target = load_target(Path(load.folder), settings.device, settings.dtype, threads=load.threads)
+        target = load_target(
+            Path(load.folder),
+            settings.device,
+            settings.precision,
+            kernels=settings.kernels_folder,
+            threads=load.threads,
+        )
         self._engine = Engine(
             target,
             max_batch=load.concurrency,
             context_window=load.window,
             prefill_chunk=settings.prefill_chunk,
             max_draft=settings.max_draft,
+            prefix_cache=settings.prefix_cache,
         )
         self._one_by_one = load.concurrency == 1
         self._speculation = bool(load.options.get("speculation", True))
         self._asked = 0
         versions = {name: version(name) for name in ("torch", "transformers")}
-        self.ready = Ready(versions, str(target.dtype).removeprefix("torch."))
+        self.ready = Ready(versions, target.precision)
 
     def run(self, prompts: Sequence[Prompt], max_tokens: int) -> Run:
         """At concurrency 1 a prompt is handed over when the answer before is there."""
         sampling = Sampling(max_tokens=max_tokens, speculation=self._speculation)
-        outputs: dict[int, tuple[int, ...]] = {}
-        lengths: dict[int, int] = {}
+        done: dict[int, Completion] = {}
         first = self._asked
         for prompt in prompts:
             self._engine.add(Request(str(self._asked), prompt.tokens, sampling, prompt.passages))
             self._asked += 1
             if self._one_by_one:
-                self._drain(outputs, lengths)
-        self._drain(outputs, lengths)
-        order = range(first, self._asked)
-        return Run([outputs[i] for i in order], [lengths[i] for i in order])
+                self._drain(done)
+        self._drain(done)
+        ordered = [done[i] for i in range(first, self._asked)]
+        return Run(
+            [completion.acceptance.token_ids for completion in ordered],
+            [completion.prompt_tokens for completion in ordered],
+            sum(completion.cached_prompt_tokens for completion in ordered),
+        )
 
-    def _drain(self, outputs: dict[int, tuple[int, ...]], lengths: dict[int, int]) -> None:
+    def _drain(self, done: dict[int, Completion]) -> None:
         while self._engine.has_work:
-            for done in self._engine.step():
-                outputs[int(done.request_id)] = done.acceptance.token_ids
-                lengths[int(done.request_id)] = done.prompt_tokens
+            done |= {int(completion.request_id): completion for completion in self._engine.step()}
 
 
 if __name__ == "__main__":
