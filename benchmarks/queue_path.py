@@ -25,6 +25,7 @@ from ragspec.corpus.embedder import load_embedder
 from ragspec.corpus.retriever import load_retriever
 from ragspec.decoding.engine import Engine
 from ragspec.decoding.loading import load_configured
+from ragspec.decoding.profiling import profile_steps
 from ragspec.decoding.request import Request, Sampling
 from ragspec.jobs.database import connect
 from ragspec.jobs.options import AnswerOptions
@@ -51,6 +52,7 @@ class Direct:
             prefill_chunk=settings.prefill_chunk,
             max_draft=settings.max_draft,
             prefix_cache=settings.prefix_cache,
+            step_profile=profile_steps(self._target, max_batch=settings.max_batch, window=window),
         )
 
     def answer(self, questions: list[str]) -> tuple[float, int]:
@@ -61,9 +63,8 @@ class Direct:
         found = self._retriever.retrieve(questions, options.collection, options.top_k)
         for i, (question, passages) in enumerate(zip(questions, found, strict=True)):
             prompt = self._prompts.build(question, passages, options.max_tokens)
-            self._engine.add(
-                Request(str(i), prompt.token_ids, Sampling(max_tokens=options.max_tokens), prompt.passage_spans)
-            )
+            sampling = Sampling(max_tokens=options.max_tokens)
+            self._engine.add(Request(str(i), prompt.token_ids, sampling, prompt.passage_spans, group="job"))
         while self._engine.has_work:
             tokens += sum(done.completion_tokens for done in self._engine.step())
         return time.perf_counter() - started, tokens

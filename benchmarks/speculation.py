@@ -20,6 +20,7 @@ from benchmarks.prompts import read_prompts
 from ragspec.decoding.acceptance import Source
 from ragspec.decoding.engine import Engine
 from ragspec.decoding.loading import load_configured
+from ragspec.decoding.profiling import profile_steps
 from ragspec.decoding.request import Completion, Request
 from ragspec.settings import load_settings
 
@@ -65,9 +66,13 @@ def main() -> None:
     wanted = parser.parse_args()
     settings = load_settings()
     target = load_configured(settings)
-    # The two sides decode the same prompt: the second must not find it in the cache.
     engine = Engine(
-        target, max_batch=1, context_window=settings.context_window, max_draft=settings.max_draft, prefix_cache=0
+        target,
+        max_batch=1,
+        context_window=settings.context_window,
+        max_draft=settings.max_draft,
+        prefix_cache=0,  # the two sides decode the same prompt: the second must not find it in the cache
+        step_profile=profile_steps(target, max_batch=1, window=settings.context_window),
     )
     requests = read_prompts(target, wanted.prompts, wanted.max_tokens, engine.window)
     requests = [r for r in requests if len(r.prompt) < engine.window][: wanted.limit]

@@ -20,7 +20,7 @@ from ragspec.jobs.answer import Answer, Question
 from ragspec.jobs.options import AnswerOptions
 
 #: Raised by one whenever a frame changes its meaning; both sides must agree.
-VERSION = 1
+VERSION = 2
 #: Largest frame taken, in bytes: an answer of 32,768 tokens with all its arrays and 100 passages stays below.
 MAX_FRAME = 16 * 2**20
 
@@ -47,10 +47,12 @@ class Begin:
     Attributes:
         options: the job's options.
         claimed_at: when the shard was claimed, on this machine's monotonic clock, seconds.
+        job_id: the questions' job, as text; drafts are copied from its answers.
     """
 
     options: AnswerOptions
     claimed_at: float
+    job_id: str
     kind: Literal["begin"] = "begin"
 
 
@@ -163,5 +165,10 @@ class FrameBuffer:
 
 def _plain(frame: Frame) -> dict[str, Any]:
     if isinstance(frame, Begin):  # asdict leaves pydantic models alone
-        return {"kind": frame.kind, "options": frame.options.model_dump(mode="json"), "claimed_at": frame.claimed_at}
+        return {
+            "kind": frame.kind,
+            "options": frame.options.model_dump(mode="json"),
+            "claimed_at": frame.claimed_at,
+            "job_id": frame.job_id,
+        }
     return asdict(frame)

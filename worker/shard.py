@@ -64,7 +64,7 @@ class ShardRun:
         self._drain = drain
         self._window = window if shard.tries <= 1 else 1
         self._heartbeat_interval = heartbeat_interval
-        self._begin = Begin(shard.options, time.monotonic())
+        self._begin = Begin(shard.options, time.monotonic(), str(shard.claim.job_id))
         self._outstanding: set[int] = set()
         self._ready: list[Answer] = []
         self._beat_at = time.monotonic() + heartbeat_interval

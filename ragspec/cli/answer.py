@@ -17,6 +17,7 @@ _STYLES = {
     Source.PROMPT: "cyan",
     Source.ANSWER: "yellow",
     Source.HEAD: "magenta",
+    Source.JOB: "blue",
 }
 _COLUMNS = ("step", "drafted", "accepted", "tokens")
 #: Characters of a passage that are shown.

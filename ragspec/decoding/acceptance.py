@@ -32,6 +32,7 @@ class Source(IntEnum):
     PROMPT = 2  # copied from the rest of the prompt (question, instructions)
     ANSWER = 3  # copied from the answer's own text so far
     HEAD = 4  # the speculation head
+    JOB = 5  # copied from another answer of the same job
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +10,35 @@ from torch import Tensor
 
 from ragspec.decoding.acceptance import Source
 from ragspec.decoding.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What speaks for a draft token, given that the tokens before it in the draft stand.
+
+    Tokens with the same evidence are counted together, and the count says how likely the next such token is to be
+    accepted (`ragspec.decoding.acceptance_rates`). A drafter sorts its tokens into a few dozen kinds at most: a
+    lookup by the length of the match, a head by its own confidence in steps.
+
+    Attributes:
+        kind: tells kinds apart; begins with the drafter's name.
+        prior: probability of acceptance before anything was counted, in (0, 1).
+    """
+
+    kind: Hashable
+    prior: float
+
+    def __post_init__(self) -> None:
+        """Refuse what nothing could be counted by.
+
+        Raises:
+            ValueError: the prior is no probability between 0 and 1.
+            TypeError: the kind is not hashable.
+        """
+        hash(self.kind)
+        if not 0.0 < self.prior < 1.0:
+            msg = f"prior {self.prior} of evidence {self.kind!r}"
+            raise ValueError(msg)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,18 +50,20 @@ class Draft:
         sources: who proposed each, [k].
         probabilities: the drafter's own distribution at each place, [k, vocabulary], where the tokens were sampled from
             one; None where they are certain (copied, or a head's argmax).
+        evidence: what speaks for each, [k]; empty where the drafter does not say.
     """
 
     tokens: tuple[int, ...] = ()
     sources: tuple[Source, ...] = ()
     probabilities: Tensor | None = None
+    evidence: tuple[Evidence, ...] = ()
 
     def cut(self, limit: int) -> Draft:
         """The first `limit` tokens."""
         if len(self.tokens) <= limit:
             return self
         probabilities = None if self.probabilities is None else self.probabilities[:limit]
-        return Draft(self.tokens[:limit], self.sources[:limit], probabilities)
+        return Draft(self.tokens[:limit], self.sources[:limit], probabilities, self.evidence[:limit])
 
 
 class Drafter(Protocol):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ragspec.decoding.acceptance import Source
-from ragspec.decoding.draft import Draft, Drafter
+from ragspec.decoding.draft import Draft, Drafter, Evidence
 from ragspec.decoding.request import Request
 
 log = logging.getLogger(__name__)
@@ -21,10 +21,10 @@ _PROPOSERS = frozenset(Source) - {Source.TARGET}
 
 
 class DraftingPanel:
-    """The engine's drafters in order of preference: a request takes its draft from the first that has one.
+    """The engine's drafters: each is asked for every request, and the likeliest of a request's drafts is taken elsewhere.
 
     Args:
-        drafters: asked in this order.
+        drafters: of drafts that promise the same, the earlier one's is taken.
         vocabulary: draft tokens must be below it.
     """
 
@@ -54,14 +54,14 @@ class DraftingPanel:
             except Exception as error:  # noqa: BLE001 - a drafter can only cost time
                 self._note(drafter, request_id, "end", error)
 
-    def propose(self, limits: dict[str, int]) -> dict[str, Draft]:
-        """A usable draft for each request that gets one."""
-        drafts: dict[str, Draft] = {}
+    def propose(self, limits: Mapping[str, int]) -> dict[str, list[Draft]]:
+        """The usable drafts for each request that gets any."""
+        drafts: dict[str, list[Draft]] = {}
         for drafter in self._drafters:
             asked = {
                 request_id: limit
                 for request_id, limit in limits.items()
-                if limit > 0 and request_id not in drafts and drafter in self._trusted.get(request_id, ())
+                if limit > 0 and drafter in self._trusted.get(request_id, ())
             }
             if not asked:
                 continue
@@ -75,21 +75,28 @@ class DraftingPanel:
                 try:
                     checked = self._checked(draft, asked[request_id])
                     if checked.tokens:
-                        drafts[request_id] = checked
+                        drafts.setdefault(request_id, []).append(checked)
                 except Exception as error:  # noqa: BLE001 - a drafter can only cost time
                     self._distrust(drafter, request_id, "propose", error)
         return drafts
 
     def _checked(self, draft: Draft, limit: int) -> Draft:
         draft = draft.cut(limit)
-        if len(draft.tokens) != len(draft.sources) or not all(source in _PROPOSERS for source in draft.sources):
+        if not draft.tokens:
+            return draft
+        if len(draft.tokens) != len(draft.sources) or not _PROPOSERS.issuperset(draft.sources):
             msg = f"{len(draft.tokens)} draft tokens with sources {draft.sources!r}"
             raise ValueError(msg)
-        for token in draft.tokens:
-            if not isinstance(token, int) or not 0 <= token < self._vocabulary:
-                msg = f"draft token {token!r} is not in the vocabulary of {self._vocabulary}"
-                raise ValueError(msg)
-        if draft.tokens and draft.probabilities is not None:
+        if draft.evidence and not (
+            len(draft.evidence) == len(draft.tokens) and {Evidence}.issuperset(map(type, draft.evidence))
+        ):
+            msg = f"{len(draft.tokens)} draft tokens with evidence {draft.evidence!r}"
+            raise ValueError(msg)
+        numbers = {int}.issuperset(map(type, draft.tokens))
+        if not (numbers and min(draft.tokens) >= 0 and max(draft.tokens) < self._vocabulary):
+            msg = f"draft tokens {draft.tokens!r} are not in the vocabulary of {self._vocabulary}"
+            raise ValueError(msg)
+        if draft.probabilities is not None:
             _check_probabilities(draft.tokens, draft.probabilities, self._vocabulary)
         return draft
 

@@ -20,21 +20,19 @@ from ragspec.decoding.attention import Segment
 from ragspec.decoding.draft import Draft, Drafter
 from ragspec.decoding.drafting import DraftingPanel
 from ragspec.decoding.logits import adjust, adjusts
-from ragspec.decoding.lookup import LookupDrafter
+from ragspec.decoding.lookup import JobDrafter, OwnTextDrafter
 from ragspec.decoding.memory import reserve_slots
 from ragspec.decoding.request import Completion, Request
 from ragspec.decoding.scheduler import PromptChunk, Scheduler
 from ragspec.decoding.sequence import Sequence
 from ragspec.decoding.slots import SlotPool
+from ragspec.decoding.step_cost import FREE, StepCost, StepLoad, StepProfile
 from ragspec.decoding.stopping import answer_text, holds_stop
 from ragspec.decoding.target import StepOutput, Target
 from ragspec.decoding.verification import Verdict, target_probabilities, verify_greedy, verify_sampled
+from ragspec.decoding.width import WidthController
 from ragspec.errors import ConflictError, InputError
 
-#: Draft tokens of a whole step, shared by the sequences that decode. Verifying is nearly free while a step's rows are few
-#: and the step waits for weights; beyond, each row costs a row. On CPU that was measured (docs/architecture.md). On CUDA it
-#: is reasoned, not measured: a card with 200 operations a byte in bfloat16 has some 200 rows before arithmetic binds.
-DRAFT_ROWS = {"cpu": 24, "cuda": 192}
 #: Below this, dividing logits by the temperature overflows; the distribution is the argmax by then (vLLM draws the same line).
 GREEDY_TEMPERATURE = 1e-5
 
@@ -59,9 +57,12 @@ class Engine:
         context_window: tokens of prompt and answer; the target's own limit caps it.
         prefill_chunk: prompt tokens that one step carries along at most.
         max_draft: draft tokens per sequence and step at most; 0 decodes plainly.
-        drafters: in order of preference; default: lookup in the request's own text.
+        drafters: of drafts that promise the same, the earlier one's is taken; default: lookup in the request's own text and in
+            the answers of its group.
         prefix_cache: share of the free memory, 0 to 1, for slots that keep the prefixes of finished prompts; 0 computes
             every prompt in full.
+        step_profile: what steps take, by which the width of drafts is chosen (`profile_steps`); without it every draft is
+            verified whole, which loses time in large batches.
 
     Raises:
         SettingsError: not even one slot fits the device's memory.
@@ -77,16 +78,19 @@ class Engine:
         max_draft: int = 10,
         drafters: Sequences[Drafter] | None = None,
         prefix_cache: float = 0.25,
+        step_profile: StepProfile = FREE,
     ) -> None:
         self.target = target
         self.window = min(context_window, target.context_window)
         self.steps = 0
         self._max_draft = max_draft
         self._cache, plan = reserve_slots(target, max_batch, self.window, prefix_cache)
-        self._draft_rows = DRAFT_ROWS.get(target.device.type, DRAFT_ROWS["cpu"])
         slots = SlotPool(self._cache, working=plan.working, keeping=plan.keeping, reuse=prefix_cache > 0)
         self._scheduler = Scheduler(slots, window=self.window, prefill_chunk=prefill_chunk)
-        self._panel = DraftingPanel([LookupDrafter()] if drafters is None else drafters, target.vocabulary)
+        self._panel = DraftingPanel(
+            [OwnTextDrafter(), JobDrafter()] if drafters is None else drafters, target.vocabulary
+        )
+        self._width = WidthController(self._panel, StepCost(step_profile))
 
     @property
     def waiting(self) -> int:
@@ -156,7 +160,7 @@ class Engine:
                 self._panel.begin(sequence.request)
         chunks = self._scheduler.prompt_chunks()
         decoding = self._scheduler.decoding()
-        drafts = self._drafts(decoding)
+        drafts = self._drafts(decoding, sum(chunk.length for chunk in chunks))
         if not decoding and not chunks:
             return []
         turns, output = self._forward(decoding, drafts, chunks)
@@ -164,11 +168,15 @@ class Engine:
         self._emit(turns, output)
         return [self._finish(turn.sequence) for turn in turns if turn.sequence.finish_reason is not None]
 
-    def _drafts(self, decoding: list[Sequence]) -> dict[str, Draft]:
-        share = min(self._max_draft, self._draft_rows // max(1, len(decoding)))
+    def _drafts(self, decoding: list[Sequence], prompt_rows: int) -> dict[str, Draft]:
+        if not self._max_draft or not decoding:
+            return {}
         # The last token of an answer is the target's own, so a draft may fill all places but one.
-        limits = {s.request.id: min(share, s.remaining - 1) for s in decoding if s.request.sampling.speculation}
-        return self._panel.propose(limits) if self._max_draft else {}
+        limits = {
+            s.request.id: min(self._max_draft, s.remaining - 1) for s in decoding if s.request.sampling.speculation
+        }
+        context = sum(s.cached for s in decoding) / len(decoding)
+        return self._width.draft(limits, StepLoad(len(decoding), context, prompt_rows))
 
     def _forward(
         self, decoding: list[Sequence], drafts: dict[str, Draft], chunks: list[PromptChunk]
@@ -203,6 +211,7 @@ class Engine:
                 turn.sequence.cached += len(turn.tokens)
                 continue
             verdict = self._verify(turn, logits, choices)
+            self._width.record(turn.sequence.request.id, turn.draft, verdict.accepted)
             standing = list(zip(turn.draft.tokens, turn.draft.sources, strict=True))[: verdict.accepted]
             emitted.append((turn, [*standing, (verdict.following, Source.TARGET)]))
         logprobs = _logprobs(logits, emitted)

@@ -1,9 +1,11 @@
-"""Drafting by lookup: what followed the longest, most recent occurrence of the present ending.
+"""Drafting by lookup: what followed earlier occurrences of the present ending.
 
-Prompt lookup (Saxena 2023; n-gram speculation in vLLM) with the match length deciding the draft length, as SAM-Decoding
-(arXiv 2411.10666) found: a long match has earned a long copy. The prompt holds the retrieved passages, so this is where
-retrieval and speculation meet; a draft token's source says whether it was copied from a passage, from the rest of the prompt
-or from the answer's own text.
+Prompt lookup (Saxena 2023; n-gram speculation in vLLM) in three texts: the retrieved passages and the rest of the
+prompt, the answer so far, and the earlier answers of the same job. This is where retrieval and speculation meet. The
+longest match is copied from, as SAM-Decoding (arXiv 2411.10666) found; where it occurs several times the most
+frequent continuation, and of equally frequent ones the newest. How long the match is and how many of its occurrences
+agree is the draft's evidence: it decides how much of the draft is verified (`ragspec.decoding.width`), so a long
+match earns a long copy.
 """
 
 from __future__ import annotations
@@ -14,36 +16,31 @@ from torch import Tensor
 
 from ragspec.decoding.acceptance import Source
 from ragspec.decoding.draft import Draft
+from ragspec.decoding.job_answers import ANSWER_START, JobAnswers
+from ragspec.decoding.lookup_evidence import evidence
+from ragspec.decoding.matching import MatchIndex
 from ragspec.decoding.request import Request
 
-#: Longest ending that is indexed. A longer common ending does not change what is drafted in practice, and the index takes
-#: one entry a token and length.
-LONGEST_MATCH = 6
-#: Draft tokens per matched token: what a copy has earned. On the rag rows of Spec-Bench, 2 keeps nearly the acceptance
-#: length of a fixed draft while drafting less (benchmarks/speculation.py).
-DRAFT_PER_MATCH = 2
 
-
-class LookupDrafter:
+class OwnTextDrafter:
     """Copies from the request's own prompt and answer."""
 
     name = "lookup"
 
-    def __init__(self, longest_match: int = LONGEST_MATCH) -> None:
-        self._longest = longest_match
-        self._texts: dict[str, _IndexedText] = {}
+    def __init__(self) -> None:
+        self._texts: dict[str, _OwnText] = {}
 
     def begin(self, request: Request) -> None:
         """Index the prompt."""
-        self._texts[request.id] = _IndexedText(request, self._longest)
+        self._texts[request.id] = _OwnText(request)
 
     def observe(self, request_id: str, tokens: Sequence[int], hidden: Tensor | None) -> None:
         """Index what was emitted."""
         del hidden
-        self._texts[request_id].extend(tokens)
+        self._texts[request_id].index.extend(tokens)
 
     def propose(self, limits: Mapping[str, int]) -> Mapping[str, Draft]:
-        """Copy what followed the longest, most recent occurrence of each text's ending."""
+        """Copy what most often followed the longest match of each text's ending."""
         return {request_id: self._texts[request_id].draft(limit) for request_id, limit in limits.items() if limit > 0}
 
     def end(self, request_id: str) -> None:
@@ -51,35 +48,79 @@ class LookupDrafter:
         self._texts.pop(request_id, None)
 
 
-class _IndexedText:
-    """A growing text with, for every ending of 1..longest tokens, the place that last followed it.
+class _OwnText:
+    """A prompt and its answer so far."""
 
-    Extending and looking up take time in the longest match, not in the text.
-    """
-
-    def __init__(self, request: Request, longest: int) -> None:
-        self._tokens: list[int] = []
-        self._sources: list[Source] = []
-        self._longest = longest
-        self._next: dict[tuple[int, ...], int] = {}
-        inside = [False] * len(request.prompt)
+    def __init__(self, request: Request) -> None:
+        self.index = MatchIndex()
+        self.index.extend(request.prompt)
+        self._sources = [Source.PROMPT] * len(request.prompt)
         for start, end in request.passage_spans:
-            inside[start:end] = [True] * (end - start)
-        self.extend(request.prompt, [Source.PASSAGE if copied else Source.PROMPT for copied in inside])
-
-    def extend(self, tokens: Sequence[int], sources: Sequence[Source] | None = None) -> None:
-        for token in tokens:
-            place = len(self._tokens)
-            for length in range(1, min(self._longest, place) + 1):
-                self._next[tuple(self._tokens[place - length :])] = place
-            self._tokens.append(token)
-        self._sources.extend(sources or [Source.ANSWER] * len(tokens))
+            self._sources[start:end] = [Source.PASSAGE] * (end - start)
 
     def draft(self, limit: int) -> Draft:
-        size = len(self._tokens)
-        for length in range(min(self._longest, size), 0, -1):
-            place = self._next.get(tuple(self._tokens[size - length :]))
-            if place is not None:
-                end = min(place + min(limit, DRAFT_PER_MATCH * length), size)
-                return Draft(tuple(self._tokens[place:end]), tuple(self._sources[place:end]))
-        return Draft()
+        match = self.index.find(self.index.tokens)
+        if match is None:
+            return Draft()
+        place, votes = self.index.elect(match)
+        # A copy that reaches the text's end goes on with what it has copied, as in LZ77: a text that repeats itself
+        # at a short distance has earned a long draft all the same.
+        period = self.index.end - place
+        tokens, sources = self.index.read(place, limit), self._sources[place : place + limit]
+        sources += [Source.ANSWER] * (len(tokens) - len(sources))
+        if period < limit:
+            tokens, sources = (tokens * (limit // period + 1))[:limit], (sources * (limit // period + 1))[:limit]
+        return Draft(tuple(tokens), tuple(sources), None, evidence("own", match, votes, len(tokens)))
+
+
+class JobDrafter:
+    """Copies from the earlier answers of the request's group; a request without a group gets nothing."""
+
+    name = "job"
+
+    def __init__(self, answers: JobAnswers | None = None) -> None:
+        self._answers = JobAnswers() if answers is None else answers
+        self._groups: dict[str, str] = {}
+        self._written: dict[str, list[int]] = {}
+
+    def begin(self, request: Request) -> None:
+        """Note the request's group."""
+        if request.group is not None:
+            self._groups[request.id] = request.group
+            self._written[request.id] = [ANSWER_START]
+            self._answers.join(request.group)
+
+    def observe(self, request_id: str, tokens: Sequence[int], hidden: Tensor | None) -> None:
+        """Note what was emitted."""
+        del hidden
+        if request_id in self._written:
+            self._written[request_id].extend(tokens)
+
+    def propose(self, limits: Mapping[str, int]) -> Mapping[str, Draft]:
+        """Copy what most often followed the longest match of each answer's ending in its group's answers."""
+        drafts = {}
+        for request_id, limit in limits.items():
+            group = self._groups.get(request_id)
+            if group is not None and limit > 0:
+                drafts[request_id] = self._draft(group, self._written[request_id], limit)
+        return drafts
+
+    def end(self, request_id: str) -> None:
+        """Give the answer, as far as it came, to the group."""
+        group = self._groups.pop(request_id, None)
+        if group is not None:
+            self._answers.add(group, self._written.pop(request_id))
+            self._answers.leave(group)
+
+    def _draft(self, group: str, written: list[int], limit: int) -> Draft:
+        index = self._answers.index(group)
+        match = index.find(written)
+        if match is None:
+            return Draft()
+        place, votes = index.elect(match)
+        tokens = index.read(place, limit)
+        if ANSWER_START in tokens:
+            tokens = tokens[: tokens.index(ANSWER_START)]
+        if tokens:
+            self._answers.use(group, place)
+        return Draft(tuple(tokens), (Source.JOB,) * len(tokens), None, evidence("job", match, votes, len(tokens)))

@@ -81,6 +81,7 @@ class Request:
         sampling: how to continue.
         passage_spans: [start, end) token ranges of the retrieved passages inside `prompt`.
         interactive: goes ahead of bulk requests, and takes the slot of one where none is free.
+        group: the job it belongs to; drafts may copy from the answers of its group, and of no other. None: from its own text.
     """
 
     id: str
@@ -88,6 +89,7 @@ class Request:
     sampling: Sampling = Sampling()
     passage_spans: tuple[tuple[int, int], ...] = ()
     interactive: bool = False
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

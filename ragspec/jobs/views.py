@@ -44,6 +44,7 @@ job_acceptance = table(
             "tokens_prompt",
             "tokens_answer",
             "tokens_head",
+            "tokens_job",
         ),
     ),
 )

@@ -249,4 +249,5 @@ def _request(prepared: Prepared) -> Request:
         ),
         passage_spans=prepared.prompt.passage_spans,
         interactive=prepared.ticket.interactive,
+        group=prepared.ticket.job_id,
     )

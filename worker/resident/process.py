@@ -9,11 +9,16 @@ import signal
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ragspec.settings import Settings
 from worker.resident.parts import Parts
 from worker.resident.pipeline import Pipeline
 from worker.resident.server import Server
+
+if TYPE_CHECKING:
+    from ragspec.decoding.step_cost import StepProfile
+    from ragspec.decoding.target import Target
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +57,7 @@ def load_parts(settings: Settings) -> Parts:
             prefill_chunk=settings.prefill_chunk,
             max_draft=settings.max_draft,
             prefix_cache=settings.prefix_cache,
+            step_profile=_step_profile(target, settings, window),
         ),
         retriever=load_retriever(settings, load_embedder(settings)),
         # A tokenizer of its own: prompts are encoded in another thread than the engine decodes in, and Rust tokenizers
@@ -59,6 +65,14 @@ def load_parts(settings: Settings) -> Parts:
         prompts=PromptBuilder(deepcopy(target.tokenizer), window, settings.prompt_template, settings.passage_order),
         model=target.identity,
     )
+
+
+def _step_profile(target: Target, settings: Settings, window: int) -> StepProfile:
+    """What steps take here; not asked where nothing is drafted."""
+    from ragspec.decoding.profiling import profile_steps
+    from ragspec.decoding.step_cost import FREE
+
+    return profile_steps(target, max_batch=settings.max_batch, window=window) if settings.max_draft else FREE
 
 
 async def _serve(path: Path, settings: Settings, parts: Parts) -> int:

@@ -119,10 +119,10 @@ class Server:
         connection.outstanding.add(question.idx)
         number = next(self._tickets)
         try:
-            pipeline.submit(issue(number, connection.number, question, begin.options, begin.claimed_at))
+            pipeline.submit(_issue(number, connection, question, begin))
         except ValidationError as error:
             plain = Question(question.idx, question.custom_id, question.text)
-            ticket = issue(number, connection.number, plain, begin.options, begin.claimed_at)
+            ticket = _issue(number, connection, plain, begin)
             fault = error.errors()[0]
             where = ".".join(map(str, fault["loc"]))
             refusal = InputError(f"Option {where} of this row: {fault['msg']}.", code="bad_row_option")
@@ -157,3 +157,7 @@ class _Connection:
         self.writer = writer
         self.begin: Begin | None = None
         self.outstanding: set[int] = set()
+
+
+def _issue(number: int, connection: _Connection, question: Question, begin: Begin) -> Ticket:
+    return issue(number, connection.number, question, begin.options, begin.claimed_at, begin.job_id)

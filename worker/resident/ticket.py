@@ -20,6 +20,7 @@ class Ticket:
         options: what it is answered with, the row's own options included.
         seed: what it is sampled with.
         claimed_at: when its shard was claimed, monotonic seconds.
+        job_id: its job, as text; None where the client named none.
     """
 
     id: str
@@ -28,6 +29,7 @@ class Ticket:
     options: AnswerOptions
     seed: int
     claimed_at: float
+    job_id: str | None = None
 
     @property
     def interactive(self) -> bool:
@@ -35,7 +37,14 @@ class Ticket:
         return self.options.queue == "interactive"
 
 
-def issue(number: int, connection: int, question: Question, job: AnswerOptions, claimed_at: float) -> Ticket:
+def issue(
+    number: int,
+    connection: int,
+    question: Question,
+    job: AnswerOptions,
+    claimed_at: float,
+    job_id: str | None = None,
+) -> Ticket:
     """Make the ticket of a question.
 
     Raises:
@@ -49,6 +58,7 @@ def issue(number: int, connection: int, question: Question, job: AnswerOptions, 
         options=row.merged(job),
         seed=row.seed if row.seed is not None else seed_of(job.seed, question.custom_id),
         claimed_at=claimed_at,
+        job_id=job_id,
     )
 
 

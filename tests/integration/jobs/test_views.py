@@ -78,6 +78,7 @@ def test_a_job_is_summed_up_over_its_completed_answers(engine: Engine) -> None:
         "tokens_prompt": 0,
         "tokens_answer": 2,
         "tokens_head": 0,
+        "tokens_job": 0,
     }
     assert (rows[empty]["answers"], rows[empty]["mean_acceptance_length"]) == (0, 0.0)
 

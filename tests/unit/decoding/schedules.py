@@ -16,7 +16,7 @@ import pytest
 
 from ragspec.decoding.draft import Draft, Drafter
 from ragspec.decoding.engine import Engine
-from ragspec.decoding.lookup import LookupDrafter
+from ragspec.decoding.lookup import OwnTextDrafter
 from ragspec.decoding.request import Completion, Request, Sampling
 from ragspec.decoding.target import Target
 from ragspec.errors import InputError
@@ -185,7 +185,7 @@ class Schedule:
         vocabulary, seed = self.world.target.vocabulary, self.seed
         kinds: list[Drafter] = [
             *(drafters.NoisyOracle(known, vocabulary, noise=noise, seed=seed) for noise in (0, 0.1, 0.3, 1)),
-            LookupDrafter(),
+            OwnTextDrafter(),
             NowAndThen(known, vocabulary, seed),
             drafters.ProposesNonsense(vocabulary, seed),
         ]

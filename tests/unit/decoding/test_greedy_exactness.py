@@ -9,7 +9,7 @@ import pytest
 from ragspec.decoding.acceptance import Source
 from ragspec.decoding.draft import Drafter
 from ragspec.decoding.engine import Engine
-from ragspec.decoding.lookup import LookupDrafter
+from ragspec.decoding.lookup import OwnTextDrafter
 from ragspec.decoding.request import Completion, Request, Sampling
 from tests import tiny
 from tests.unit.decoding import drafters
@@ -67,7 +67,7 @@ def test_every_family_writes_what_generate_writes(family: str) -> None:
     requests = make_requests(30, seed=3)
     expected = {r.id: tiny.generate(target, r) for r in requests}
     oracle = drafters.NoisyOracle(expected, target.vocabulary)
-    engine = Engine(target, max_batch=6, prefill_chunk=64, drafters=[oracle, LookupDrafter()])
+    engine = Engine(target, max_batch=6, prefill_chunk=64, drafters=[oracle, OwnTextDrafter()])
 
     done = run(engine, requests)
 

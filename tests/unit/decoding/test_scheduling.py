@@ -7,7 +7,7 @@ import random
 import pytest
 
 from ragspec.decoding.engine import Engine
-from ragspec.decoding.lookup import LookupDrafter
+from ragspec.decoding.lookup import OwnTextDrafter
 from ragspec.decoding.request import Completion, Request, Sampling
 from ragspec.decoding.scheduler import MAX_PREEMPTIONS
 from tests import tiny
@@ -62,7 +62,7 @@ def test_shared_prefixes_preemption_and_cancelled_donors_change_no_token(
         target,
         max_batch=max_batch,
         prefill_chunk=prefill_chunk,
-        drafters=[oracle, LookupDrafter()],
+        drafters=[oracle, OwnTextDrafter()],
         prefix_cache=prefix_cache,
     )
     cancelled = {r.id for r in requests[::7]}
@@ -172,7 +172,7 @@ def test_the_bulk_request_with_the_least_done_gives_way_and_comes_back_first() -
 
 def test_cancelling_a_preempted_request_forgets_it() -> None:
     """Its drafters too."""
-    lookup = LookupDrafter()
+    lookup = OwnTextDrafter()
     engine = Engine(tiny.target(), max_batch=1, drafters=[lookup])
     engine.add(Request("bulk", tuple(range(30)), Sampling(max_tokens=8)))
     engine.step()

@@ -28,7 +28,7 @@ class Desk:
         options = AnswerOptions(
             collection="docs", queue=queue, temperature=0.5, stop=("\n",), min_tokens=2, logit_bias={3: -1.0}
         )
-        ticket = issue(idx, connection, Question(idx, f"q{idx}", text), options, 0.0)
+        ticket = issue(idx, connection, Question(idx, f"q{idx}", text), options, 0.0, "job-1")
         self.pipeline.submit(ticket)
         return ticket
 
@@ -84,6 +84,7 @@ def test_an_answer_carries_who_gave_it_and_how() -> None:
     )
     assert (ticket.seed, 0.5, ("\n",)) == (request.sampling.seed, request.sampling.temperature, request.sampling.stop)
     assert (request.sampling.min_tokens, request.sampling.logit_bias) == (2, ((3, -1.0),))
+    assert request.group == "job-1"
     assert [PASSAGE.id] == [passage["id"] for passage in answer.passages]
     assert (
         answer.token_ids,

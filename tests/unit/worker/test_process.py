@@ -26,7 +26,7 @@ def test_a_hub_models_answers_carry_its_whole_id(
     snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The identity is the one that other parts make of the setting, owner included; the precision stands behind it."""
-    monkeypatch.setattr("ragspec.models.ensure_target", lambda _: snapshot)
+    monkeypatch.setattr("ragspec.decoding.loading.ensure_target", lambda _: snapshot)
     monkeypatch.setattr("ragspec.corpus.embedder.load_embedder", lambda _: None)
     monkeypatch.setattr("ragspec.corpus.retriever.load_retriever", lambda _settings, _embedder: None)
 

@@ -53,7 +53,7 @@ OPTIONS = st.builds(
 )
 FRAMES = st.one_of(
     st.builds(Hello, TEXT),
-    st.builds(Begin, OPTIONS, FINITE),
+    st.builds(Begin, OPTIONS, FINITE, st.text()),
     st.builds(Ask, QUESTIONS),
     st.builds(Answered, ANSWERS),
     st.just(Ping()),

@@ -16,7 +16,7 @@ from tests.worker_stand_in import MODEL, StandInEngine, wait_until
 from worker.link import EngineLostError, Link
 from worker.protocol import Answered, Ask, Begin, Failed, Frame, Hello, Ping, Pong, encode
 
-BEGIN = Begin(AnswerOptions(collection="docs"), 0.0)
+BEGIN = Begin(AnswerOptions(collection="docs"), 0.0, "job-1")
 
 
 def ask(idx: int, text: str = "why?", row_options: dict[str, object] | None = None) -> Ask:

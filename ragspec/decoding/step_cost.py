@@ -1,0 +1,147 @@
+"""What a step takes: a table measured at start by sequences and width, corrected by the steps that follow.
+
+Only proportions matter: whether a draft row is worth verifying depends on what it adds to the step, relative to the
+step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+#: What one step changes of a cell of the table, and of the level that it is compared to: how fast the machine is just
+#: now.
+_CELL_RATE, _LEVEL_RATE = 0.02, 0.1
+#: A cell's first steps count for more, since the profile timed it only twice: the n-th as one of n + this many.
+_PROFILE_WEIGHT = 4
+#: A step further off than this, relative to the level, was disturbed; it counts as this far off.
+_MOST_OFF = 1.5
+#: A cell stays within this factor of what was measured.
+_FURTHEST = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """A step without its drafts.
+
+    Attributes:
+        sequences: that decode.
+        context: tokens in the cache of each, the mean.
+        prompt_rows: tokens of prompt chunks that ride along.
+    """
+
+    sequences: int
+    context: float = 0.0
+    prompt_rows: int = 0
+
+    @property
+    def without_prompts(self) -> StepLoad:
+        """The same step with no prompt chunk in it."""
+        return replace(self, prompt_rows=0)
+
+
+@dataclass(frozen=True, slots=True)
+class StepProfile:
+    """Forward passes as they were timed, in seconds.
+
+    Attributes:
+        sequences: the batch sizes, rising.
+        widths: rows of each sequence, rising, from 1.
+        decode: of a pass over so many sequences with so many rows each, [sequences][widths]; at least the first two widths of
+            each: from there on the line through the last two is taken.
+        context: tokens in the cache of each sequence in those.
+        context_token: what one more token in the cache of one sequence adds.
+        chunk_rows: rows of a single prompt chunk, rising.
+        chunk: of a pass over such a chunk, [chunk_rows].
+    """
+
+    sequences: tuple[int, ...]
+    widths: tuple[int, ...]
+    decode: tuple[tuple[float, ...], ...]
+    context: int
+    context_token: float
+    chunk_rows: tuple[int, ...]
+    chunk: tuple[float, ...]
+
+
+#: Every row beside the first is free: all drafts are verified whole.
+FREE = StepProfile((1,), (1, 2), ((1.0, 1.0),), 0, 0.0, (1, 2), (1.0, 1.0))
+
+
+class StepCost:
+    """Seconds of steps, interpolated in a profile.
+
+    Args:
+        profile: what was measured; noise in it is ironed out: more rows or more sequences never take less.
+    """
+
+    def __init__(self, profile: StepProfile = FREE) -> None:
+        self._profile = profile
+        full = [_along(np.array(profile.widths), profile.widths[: len(row)], np.array(row)) for row in profile.decode]
+        self._decode: Floats = np.maximum.accumulate(np.maximum.accumulate(np.array(full), axis=0), axis=1)
+        self._measured = self._decode.copy()
+        self._visits = np.zeros_like(self._decode)
+        self._chunk: Floats = np.maximum.accumulate(np.array(profile.chunk))
+        self._level = 1.0
+
+    def seconds(self, load: StepLoad, most: int) -> Floats:
+        """Of a step with 0, 1, ..., `most` draft rows, [most + 1], never falling.
+
+        Args:
+            load: the step; at least one sequence.
+            most: draft rows.
+        """
+        rows = load.sequences + np.arange(most + 1)
+        seconds = self._decoding(load, rows / load.sequences)
+        if load.prompt_rows:
+            seconds = seconds + self._chunked(rows + load.prompt_rows) - self._chunked(rows)
+        return np.maximum.accumulate(seconds)
+
+    def observe(self, load: StepLoad, drafted: int, seconds: float) -> None:
+        """Correct the table by a step that was made. Steps with prompt chunks teach nothing: they vary too much."""
+        if load.prompt_rows or seconds <= 0 or self._profile is FREE:
+            return
+        ratio = seconds / float(self.seconds(load, drafted)[-1])
+        self._level += _LEVEL_RATE * (ratio - self._level)
+        cell = (
+            _nearest(self._profile.sequences, load.sequences),
+            _nearest(self._profile.widths, 1 + drafted / load.sequences),
+        )
+        off = min(max(ratio / self._level, 1 / _MOST_OFF), _MOST_OFF)
+        self._visits[cell] += 1
+        rate = max(_CELL_RATE, 1 / (self._visits[cell] + _PROFILE_WEIGHT))
+        corrected = self._decode[cell] * (1 + rate * (off - 1))
+        self._decode[cell] = min(max(corrected, self._measured[cell] / _FURTHEST), self._measured[cell] * _FURTHEST)
+
+    def _decoding(self, load: StepLoad, widths: Floats) -> Floats:
+        """Of a step without prompt chunks, at each of `widths` rows a sequence."""
+        known = self._profile.sequences
+        place = float(np.interp(load.sequences, known, np.arange(len(known))))
+        below = min(int(place), len(known) - 2) if len(known) > 1 else 0
+        seconds = _along(widths, self._profile.widths, self._decode[below])
+        if place > below:
+            above = _along(widths, self._profile.widths, self._decode[below + 1])
+            seconds = seconds + (place - below) * (above - seconds)
+        longer = load.sequences * (load.context - self._profile.context) * self._profile.context_token
+        shift: Floats = seconds + max(longer, -0.9 * float(seconds[0]))
+        return shift
+
+    def _chunked(self, rows: Floats | NDArray[np.int64]) -> Floats:
+        return _along(rows, self._profile.chunk_rows, self._chunk)
+
+
+def _along(wanted: Floats | NDArray[np.int64], places: Sequence[int], values: Floats) -> Floats:
+    """Linear interpolation, and beyond the last place the line through the last two."""
+    inside: Floats = np.interp(wanted, places, values)
+    slope = (values[-1] - values[-2]) / (places[-1] - places[-2])
+    line: Floats = inside + np.maximum(wanted - places[-1], 0) * slope
+    return line
+
+
+def _nearest(places: Sequence[int], wanted: float) -> int:
+    return min(range(len(places)), key=lambda i: abs(places[i] - wanted))

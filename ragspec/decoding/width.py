@@ -1,0 +1,161 @@
+"""How many draft tokens a step verifies: as many as make the whole batch faster, none included.
+
+All draft tokens of a step compete, whosever they are: sorted by the probability that they survive, the k likeliest are
+verified, with the k that gives most tokens a second,
+
+    (sequences + sum of the k survival probabilities) / seconds of a step with k draft rows.
+
+A draft token survives only together with those before it, so of each sequence the step takes a beginning of its
+draft. The seconds come from a table measured at start (`ragspec.decoding.step_cost`). vLLM's adaptive verification
+and TurboSpec (arXiv 2406.14066) choose alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ragspec.decoding.acceptance_rates import AcceptanceRates
+from ragspec.decoding.draft import Draft
+from ragspec.decoding.drafting import DraftingPanel
+from ragspec.decoding.step_cost import StepCost, StepLoad
+
+#: A draft must promise to make a step's tokens this much cheaper. Estimates err, and what they overrate is what is
+#: chosen.
+LEAST_GAIN = 1.01
+#: What is left of the running means of a draft's gain and price after another step.
+_FADING = 0.8
+#: Most steps in a row for which the drafters are not asked.
+LONGEST_PAUSE = 16
+#: After so many steps in a row with drafts one goes without: what it takes is the measure of all others.
+PLAIN_EVERY = 64
+
+
+def choose_widths(
+    survivals: Mapping[str, Sequence[float]], load: StepLoad, cost: StepCost
+) -> tuple[dict[str, int], float]:
+    """How much of each draft to verify, and the seconds that this is expected to save.
+
+    Where prompt chunks ride along, a step costs more and its decode rows cost otherwise, but a token is worth what it
+    was: what it costs in a step without them.
+
+    Args:
+        survivals: of each request's draft tokens, falling, in (0, 1).
+        load: the step without drafts.
+        cost: what steps take.
+    """
+    ranked = sorted(((value, request_id) for request_id, values in survivals.items() for value in values), reverse=True)
+    emitted = load.sequences + np.cumsum([0.0, *(value for value, _ in ranked)])
+    alone = cost.seconds(load.without_prompts, len(ranked))
+    rates = emitted / alone
+    worth = 1.0 / rates.max()
+    seconds = cost.seconds(load, len(ranked)) if load.prompt_rows else alone
+    gains = (emitted - emitted[0]) * worth - (seconds - seconds[0])
+    width = int(gains.argmax())
+    if gains[width] < (LEAST_GAIN - 1.0) * emitted[0] * worth:
+        width = 0
+    widths: dict[str, int] = {}
+    for _, request_id in ranked[:width]:
+        widths[request_id] = widths.get(request_id, 0) + 1
+    return widths, float(gains[width])
+
+
+class WidthController:
+    """Between two forward passes: asks for drafts where they pay, rates them and cuts them to what the step should
+    verify.
+
+    Args:
+        panel: the drafters.
+        cost: what steps take.
+        clock: seconds; for tests.
+    """
+
+    def __init__(self, panel: DraftingPanel, cost: StepCost, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._panel = panel
+        self._cost = cost
+        self._clock = clock
+        self._rates = AcceptanceRates()
+        self._thrift = _Thrift()
+        self._step: _Step | None = None
+        self._drafted_in_a_row = 0
+
+    def draft(self, limits: Mapping[str, int], load: StepLoad) -> dict[str, Draft]:
+        """The drafts to verify in a step.
+
+        Args:
+            limits: most draft tokens of each decoding sequence that may speculate.
+            load: the step without drafts.
+        """
+        self._learn_cost()
+        if self._rates.turn(limits):
+            self._thrift.forgive()
+        asking = limits and self._thrift.allows() and self._drafted_in_a_row < PLAIN_EVERY
+        drafts = self._drafts(limits, load) if asking else {}
+        drafted = sum(len(draft.tokens) for draft in drafts.values())
+        self._drafted_in_a_row = self._drafted_in_a_row + 1 if drafted else 0
+        self._step = _Step(load, drafted, self._clock()) if load.sequences else None
+        return drafts
+
+    def record(self, request_id: str, draft: Draft, accepted: int) -> None:
+        """Learn from what a verify step tested; called for every sequence that decoded, with or without a draft."""
+        self._rates.record(request_id, draft, accepted)
+        if self._step is not None:
+            self._step.ended = self._clock()
+
+    def _drafts(self, limits: Mapping[str, int], load: StepLoad) -> dict[str, Draft]:
+        began = self._clock()
+        best: dict[str, tuple[Draft, list[float]]] = {}
+        for request_id, drafts in self._panel.propose(limits).items():
+            rated = [(draft, self._rates.survival(request_id, draft)) for draft in drafts]
+            best[request_id] = max(rated, key=lambda pair: sum(pair[1])) if len(rated) > 1 else rated[0]
+        widths, gain = choose_widths({i: survival for i, (_, survival) in best.items()}, load, self._cost)
+        self._thrift.weigh(gain, self._clock() - began)
+        return {request_id: best[request_id][0].cut(width) for request_id, width in widths.items()}
+
+    def _learn_cost(self) -> None:
+        """Time the step before: from its drafts to its last verdict, which waits for the device."""
+        step, self._step = self._step, None
+        if step is not None and step.ended is not None:
+            self._cost.observe(step.load, step.drafted, step.ended - step.began)
+
+
+@dataclass(slots=True)
+class _Step:
+    load: StepLoad
+    drafted: int
+    began: float
+    ended: float | None = None
+
+
+class _Thrift:
+    """Whether to ask the drafters at all: where asking costs more than drafts save, they rest, each time for twice as
+    long.
+    """
+
+    def __init__(self) -> None:
+        self._gain = 0.0
+        self._price = 0.0
+        self._pause = 0
+        self._resting = 0
+
+    def allows(self) -> bool:
+        """Whether to ask in this step."""
+        if self._resting:
+            self._resting -= 1
+            return False
+        return True
+
+    def weigh(self, gain: float, price: float) -> None:
+        """Note the seconds that a step's drafts are expected to save, and those that they took."""
+        self._gain += (1 - _FADING) * (gain - self._gain)
+        self._price += (1 - _FADING) * (price - self._price)
+        self._pause = 0 if self._gain >= self._price else min(2 * self._pause + 1, LONGEST_PAUSE)
+        self._resting = self._pause
+
+    def forgive(self) -> None:
+        """A sequence is new: ask again."""
+        self._gain = max(self._gain, self._price)
+        self._pause = self._resting = 0

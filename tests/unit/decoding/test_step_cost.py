@@ -1,0 +1,109 @@
+"""What a step takes: between what was measured, beyond it, and as the steps correct it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from ragspec.decoding.profiling import profile_steps
+from ragspec.decoding.step_cost import FREE, StepCost, StepLoad, StepProfile
+from tests import tiny
+
+PROFILE = StepProfile(
+    sequences=(1, 4),
+    widths=(1, 2, 4),
+    decode=((10.0, 11.0, 13.0), (20.0, 24.0)),
+    context=100,
+    context_token=0.01,
+    chunk_rows=(16, 64),
+    chunk=(12.0, 60.0),
+)
+
+
+def seconds(load: StepLoad, most: int) -> list[float]:
+    return StepCost(PROFILE).seconds(load, most).tolist()
+
+
+def test_measured_steps_take_what_was_measured() -> None:
+    assert seconds(StepLoad(1, 100), 3) == [10.0, 11.0, 12.0, 13.0]
+    assert seconds(StepLoad(4, 100), 4)[::4] == [20.0, 24.0]
+
+
+def test_between_and_beyond_what_was_measured_lie_straight_lines() -> None:
+    assert seconds(StepLoad(1, 100), 5)[5] == pytest.approx(15.0)
+    assert seconds(StepLoad(4, 100), 12)[12] == pytest.approx(32.0), "a width that was not timed for this batch"
+    assert 10.0 < seconds(StepLoad(2, 100), 0)[0] < 20.0
+    assert seconds(StepLoad(9, 100), 0)[0] == 20.0, "a batch beyond the profile is taken for its largest"
+
+
+def test_a_longer_context_costs_by_the_token() -> None:
+    assert seconds(StepLoad(4, 200), 0) == [pytest.approx(24.0)]
+    assert seconds(StepLoad(4, 0), 0) == [pytest.approx(16.0)]
+
+
+def test_beside_a_prompt_chunk_a_row_costs_what_it_costs_there() -> None:
+    alone, beside = seconds(StepLoad(1, 100), 2), seconds(StepLoad(1, 100, prompt_rows=63), 2)
+
+    assert beside[0] > alone[0] + 40
+    assert beside[2] - beside[1] == pytest.approx(alone[2] - alone[1] + 1.0), "the chunk's line rises by 1 a row"
+
+
+def test_more_rows_never_take_less_whatever_the_noise() -> None:
+    noisy = StepCost(
+        StepProfile((1, 4), (1, 2, 4), ((10.0, 8.0, 12.0), (9.0, 7.0, 30.0)), 0, 0.0, (16, 64), (5.0, 4.0))
+    )
+    for sequences, rows in itertools.product((1, 2, 3, 4), (0, 50)):
+        curve = noisy.seconds(StepLoad(sequences, 0, rows), 12).tolist()
+        assert curve == sorted(curve)
+    assert noisy.seconds(StepLoad(4), 0)[0] >= noisy.seconds(StepLoad(1), 0)[0]
+
+
+def test_steps_correct_the_table_where_it_was_wrong() -> None:
+    """Width 2 takes 20 and not 11, for long enough; a machine that is slower at every width changes no proportion."""
+    cost, slow = StepCost(PROFILE), StepCost(PROFILE)
+    for _ in range(300):
+        cost.observe(StepLoad(1, 100), 0, 10.0)
+        cost.observe(StepLoad(1, 100), 1, 20.0)
+        slow.observe(StepLoad(1, 100), 0, 30.0)
+        slow.observe(StepLoad(1, 100), 1, 33.0)
+
+    wrong, right = cost.seconds(StepLoad(1, 100), 1).tolist(), slow.seconds(StepLoad(1, 100), 1).tolist()
+
+    assert wrong[1] / wrong[0] == pytest.approx(2.0, rel=0.1)
+    assert right[1] / right[0] == pytest.approx(1.1, rel=0.02)
+
+
+def test_one_disturbed_step_changes_little() -> None:
+    cost = StepCost(PROFILE)
+    for _ in range(50):
+        cost.observe(StepLoad(1, 100), 0, 10.0)
+        cost.observe(StepLoad(1, 100), 1, 11.0)
+    before = cost.seconds(StepLoad(1, 100), 3)
+    cost.observe(StepLoad(1, 100), 1, 5000.0)
+
+    assert cost.seconds(StepLoad(1, 100), 3) == pytest.approx(before, rel=0.05)
+
+
+def test_without_a_profile_rows_are_free() -> None:
+    """And stay so, whatever steps take."""
+    cost = StepCost(FREE)
+    for _ in range(100):
+        cost.observe(StepLoad(7), 0, 1.0)
+        cost.observe(StepLoad(7), 9, 5.0)
+
+    assert cost.seconds(StepLoad(7, 300, prompt_rows=100), 5).tolist() == [1.0] * 6
+
+
+@pytest.mark.parametrize("max_batch", [1, 6])
+def test_a_target_is_profiled_up_to_the_largest_batch(max_batch: int) -> None:
+    """By a clock that counts its own readings, so that no time is measured."""
+    ticks = itertools.count()
+    profile = profile_steps(tiny.target(), max_batch=max_batch, window=128, clock=lambda: float(next(ticks)))
+
+    assert profile.sequences[0] == 1
+    assert profile.sequences[-1] == max_batch
+    assert profile.context == 64
+    assert all(value == 1.0 for row in (*profile.decode, profile.chunk) for value in row)
+    assert profile.context_token == 0.0
+    StepCost(profile).seconds(StepLoad(max_batch, 64), 10)
