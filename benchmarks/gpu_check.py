@@ -28,6 +28,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from benchmarks.reference import NO_TOKEN, Tokens, continuous, generate
 from ragspec.decoding.engine import Engine
 from ragspec.decoding.loading import Precision, load_target, resolve_device
+from ragspec.decoding.profiling import profile_steps
 from ragspec.decoding.request import Request, Sampling
 from ragspec.decoding.target import Target
 from ragspec.decoding.transformers_target import make_target
@@ -179,7 +180,8 @@ def _gap(case: Case, prompt: Tokens, ours: Tokens, theirs: Tokens) -> float:
 def engine_for(case: Case, batch: int, max_tokens: int, max_draft: int) -> Engine:
     """An engine with room for the prompts and their answers."""
     window = max(map(len, case.prompts)) + max_tokens
-    return Engine(case.target, max_batch=batch, context_window=window, max_draft=max_draft)
+    profile = profile_steps(case.target, max_batch=batch, window=window)
+    return Engine(case.target, max_batch=batch, context_window=window, max_draft=max_draft, step_profile=profile)
 
 
 def seconds(work: Callable[[], object], repeats: int, device: torch.device) -> float:

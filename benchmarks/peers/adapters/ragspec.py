@@ -9,6 +9,7 @@ from pathlib import Path
 from benchmarks.peers.protocol import Load, Prompt, Ready, Run, serve
 from ragspec.decoding.engine import Engine
 from ragspec.decoding.loading import load_target
+from ragspec.decoding.profiling import profile_steps
 from ragspec.decoding.request import Completion, Request, Sampling
 from ragspec.settings import load_settings
 
@@ -32,6 +33,7 @@ class Ragspec:
             prefill_chunk=settings.prefill_chunk,
             max_draft=settings.max_draft,
             prefix_cache=settings.prefix_cache,
+            step_profile=profile_steps(target, max_batch=load.concurrency, window=load.window),
         )
         self._one_by_one = load.concurrency == 1
         self._speculation = bool(load.options.get("speculation", True))
@@ -40,12 +42,13 @@ class Ragspec:
         self.ready = Ready(versions, target.precision)
 
     def run(self, prompts: Sequence[Prompt], max_tokens: int) -> Run:
-        """At concurrency 1 a prompt is handed over when the answer before is there."""
+        """One job, as a file of questions is; at concurrency 1 a prompt is handed over when the answer before is there."""
         sampling = Sampling(max_tokens=max_tokens, speculation=self._speculation)
         done: dict[int, Completion] = {}
         first = self._asked
         for prompt in prompts:
-            self._engine.add(Request(str(self._asked), prompt.tokens, sampling, prompt.passages))
+            request = Request(str(self._asked), prompt.tokens, sampling, prompt.passages, group=f"from {first}")
+            self._engine.add(request)
             self._asked += 1
             if self._one_by_one:
                 self._drain(done)
