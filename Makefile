@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST_ARGS ?=
 
-.PHONY: help setup test lint demo docs clean freeze
+.PHONY: help setup test lint demo docs clean freeze peers
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo 'make test    format, lint, types, tests; PYTEST_ARGS="-k name" picks'
 	@echo 'make lint    format, lint, types'
 	@echo 'make docs    write the reference pages that come out of the code'
+	@echo 'make peers   build the environments of the engines that benchmarks.peers compares with'
 	@echo 'make freeze  write constraints.txt from .venv'
 	@echo 'make clean   remove .venv and caches'
 
@@ -38,6 +39,10 @@ demo: setup
 
 docs: setup
 	$(BIN)/python docs/generate.py
+
+# `make peers PEERS=vllm` builds one.
+peers: setup
+	$(BIN)/python -m benchmarks.peers.environments $(PEERS)
 
 freeze: setup
 	@sed '/^$$/q' constraints.txt > .venv/constraints.txt
