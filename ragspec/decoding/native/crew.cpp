@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -17,68 +18,108 @@ inline void breathe() {
 #endif
 }
 
-// A job's number and its next unit in one word: a thread that takes a unit thereby proves that the job it read is still the
-// one at hand. While a job is being written its word is closed.
+// While a job is being written its shares are closed.
 constexpr uint32_t CLOSED = 0xffffffff;
 // Pauses before a thread that finds nothing sleeps, some 100 microseconds: longer than the gaps inside a step.
-constexpr int PATIENCE = 2000;
+constexpr int PATIENCE = 3000;
+constexpr int MOST_THREADS = 256;
+
+// A thread's part of a job. A job's number and the next unit stand in one word: whoever takes a unit thereby proves that the
+// job it read is still the one at hand. Each share has a cache line of its own, and each thread begins with its own share, so
+// that from job to job it meets the rows and columns it wrote itself.
+struct alignas(64) Share {
+  std::atomic<uint64_t> ticket{CLOSED};
+  alignas(64) std::atomic<int> done{0};  // units that its owner did, of any share
+};
 
 class Crew {
  public:
   void run(int threads, int units, const std::function<void(int)>& work) {
-    while ((int)members.size() < threads - 1) members.emplace_back([this] { serve(); }).detach();
-    const uint64_t job = (ticket.load(std::memory_order_relaxed) >> 32) + 1;
-    ticket.store(job << 32 | CLOSED, std::memory_order_seq_cst);
+    for (int i = (int)members.size() + 1; i < threads; i++) members.emplace_back([this, i] { serve(i); }).detach();
+    const uint64_t job = (shares[0].ticket.load(std::memory_order_relaxed) >> 32) + 1;
+    const int all = (int)members.size() + 1;
+    for (int i = 0; i < all; i++) shares[i].ticket.store(job << 32 | CLOSED, std::memory_order_seq_cst);
     this->work.store(&work, std::memory_order_relaxed);
     this->units.store(units, std::memory_order_relaxed);
-    done.store(0, std::memory_order_relaxed);
-    ticket.store(job << 32, std::memory_order_seq_cst);
-    ticket.notify_all();
-    while (take()) {
+    this->threads.store(threads, std::memory_order_relaxed);
+    for (int i = 0; i < all; i++) shares[i].done.store(0, std::memory_order_relaxed);
+    for (int i = all - 1; i >= 0; i--)
+      shares[i].ticket.store(job << 32 | (uint32_t)begin(i, units, threads), std::memory_order_seq_cst);
+    if (sleepers.load(std::memory_order_seq_cst)) {
+      bell.fetch_add(1, std::memory_order_seq_cst);
+      bell.notify_all();
     }
-    for (int waited = 0; done.load(std::memory_order_acquire) < units; waited++) {
+    while (take(0)) {
+    }
+    for (int waited = 0; finished(all) < units; waited++) {
       if (waited < PATIENCE) breathe();
       else std::this_thread::yield();  // whoever holds the last unit may be waiting for this core
     }
   }
 
  private:
-  // Does one unit of the job at hand; false where none is left.
-  bool take() {
-    uint64_t seen = ticket.load(std::memory_order_seq_cst);
+  static int begin(int share, int units, int threads) { return share < threads ? (int)((int64_t)units * share / threads) : units; }
+
+  int finished(int all) {
+    int count = 0;
+    for (int i = 0; i < all; i++) count += shares[i].done.load(std::memory_order_acquire);
+    return count;
+  }
+
+  // Does one unit of the job at hand, of the thread's own share if one is left there; false where none is left anywhere.
+  bool take(int self) {
+    const int threads = this->threads.load(std::memory_order_relaxed);
+    for (int i = 0; i < threads; i++)
+      if (take_of((self + i) % threads, self)) return true;
+    return false;
+  }
+
+  bool take_of(int owner, int self) {
+    uint64_t seen = shares[owner].ticket.load(std::memory_order_seq_cst);
     for (;;) {
       const uint32_t unit = (uint32_t)seen;
-      if (unit == CLOSED || (int)unit >= units.load(std::memory_order_relaxed)) return false;
-      const std::function<void(int)>* job = work.load(std::memory_order_relaxed);
-      if (ticket.compare_exchange_weak(seen, seen + 1, std::memory_order_seq_cst)) {
-        (*job)((int)unit);
-        done.fetch_add(1, std::memory_order_release);
+      const int units = this->units.load(std::memory_order_relaxed), threads = this->threads.load(std::memory_order_relaxed);
+      if (unit == CLOSED || (int)unit >= begin(owner + 1, units, threads)) return false;
+      const std::function<void(int)>* work = this->work.load(std::memory_order_relaxed);
+      if (shares[owner].ticket.compare_exchange_weak(seen, seen + 1, std::memory_order_seq_cst)) {
+        (*work)((int)unit);
+        shares[self].done.fetch_add(1, std::memory_order_release);
         return true;
       }
     }
   }
 
-  void serve() {
-    for (int idle = 0;;) {
-      const uint64_t seen = ticket.load(std::memory_order_acquire);
-      if (take()) idle = 0;
-      else if (++idle < PATIENCE) breathe();
-      else {
-        ticket.wait(seen, std::memory_order_acquire);
-        idle = 0;
+  void serve(int self) {
+    for (;;) {
+      const uint64_t job = shares[self].ticket.load(std::memory_order_acquire) >> 32;
+      while (self < threads.load(std::memory_order_relaxed) && take(self)) {
       }
+      const auto changed = [&] {
+        const uint64_t seen = shares[self].ticket.load(std::memory_order_seq_cst);
+        return seen >> 32 != job && (uint32_t)seen != CLOSED;
+      };
+      int idle = 0;
+      while (!changed() && ++idle < PATIENCE) breathe();
+      if (idle < PATIENCE) continue;
+      const uint32_t heard = bell.load(std::memory_order_seq_cst);
+      sleepers.fetch_add(1, std::memory_order_seq_cst);
+      if (!changed()) bell.wait(heard, std::memory_order_seq_cst);
+      sleepers.fetch_sub(1, std::memory_order_seq_cst);
     }
   }
 
+  std::unique_ptr<Share[]> shares{new Share[MOST_THREADS]};
   std::vector<std::thread> members;
-  std::atomic<uint64_t> ticket{CLOSED};
-  std::atomic<const std::function<void(int)>*> work{nullptr};
-  std::atomic<int> units{0}, done{0};
+  alignas(64) std::atomic<const std::function<void(int)>*> work{nullptr};
+  std::atomic<int> units{0}, threads{0};
+  alignas(64) std::atomic<uint32_t> bell{0};
+  std::atomic<int> sleepers{0};
 };
 
 }  // namespace
 
 void share_out(int threads, int units, const std::function<void(int)>& work) {
+  threads = threads < MOST_THREADS ? threads : MOST_THREADS;
   if (threads <= 1 || units <= 1) {
     for (int unit = 0; unit < units; unit++) work(unit);
     return;

@@ -60,13 +60,18 @@ static void tiles(const Linear& weight, const uint8_t* x, const float* x_scale, 
 
 // Rows of a unit: 16 tiles, whose activations stay in the core's cache while a panel's weights pass.
 constexpr int UNIT_ROWS = 16 * TILE_ROWS;
+// From so many rows on threads share out rows, not outputs: a thread then reads what it wrote itself in the product before.
+// With fewer, waiting for the weights is what takes time, and each is read once.
+constexpr int SHARED_ROWS = 8 * TILE_ROWS;
 
 void multiply(const Linear& weight, const uint8_t* x, const float* x_scale, int rows, float* out, bool add, int threads) {
   const int blocks = weight.outputs / BLOCK;
-  const int width = blocks >= 8 * PANEL * threads ? PANEL : PANEL / 2;  // few outputs: halves of panels, to share evenly
-  const int columns = (blocks + width - 1) / width, chunks = (rows + UNIT_ROWS - 1) / UNIT_ROWS;
+  int chunks = (rows + UNIT_ROWS - 1) / UNIT_ROWS;
+  if (rows >= SHARED_ROWS) chunks = (chunks + threads - 1) / threads * threads;
+  const int width = chunks > 1 || blocks >= 8 * PANEL * threads ? PANEL : PANEL / 2;
+  const int columns = (blocks + width - 1) / width;
   share_out(threads, columns * chunks, [&](int unit) {
-    const int block = unit / chunks * width, chunk = unit % chunks;
+    const int block = unit % columns * width, chunk = unit / columns;
     const int first = (int)((int64_t)rows * chunk / chunks), height = (int)((int64_t)rows * (chunk + 1) / chunks) - first;
     const int8_t* packed = weight.packed + (size_t)(block / PANEL) * weight.inputs / 4 * STRIDE + block % PANEL * BLOCK * 4;
     const uint8_t* from = x + (size_t)first * weight.inputs;
