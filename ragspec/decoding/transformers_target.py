@@ -50,7 +50,7 @@ class TransformersTarget:
     Attributes:
         model: a transformers causal LM whose attention implementation is ours.
         tokenizer: its tokenizer, with the chat template.
-        identity: `name@fingerprint`, recorded with every answer.
+        identity: `name@fingerprint+precision`, recorded with every answer.
         eos_ids: tokens that end an answer.
         context_window: most tokens of prompt and answer that its positions allow.
         cache_layout: what each layer stores, seen at load.

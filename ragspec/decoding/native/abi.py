@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int32, c_void_p, sizeof
+
+#: Keys of a block of the cache, and queries of a tile.
+KEY_BLOCK, TILE_ROWS = 64, 6
+#: What the kernels have room for: dimensions of a head, parts that a rotation mixes, inputs of a matrix. A product of an
+#: unsigned and a signed byte is below 2**15, so so many of them fit 32 bits.
+MOST_HEAD_DIM, MOST_PARTS, MOST_INPUTS = 256, 64, 32768
+#: The kinds of work that a step's time is told by.
+PHASES = ("products", "attention", "rows", "output")
 
 
 class Rotation(Structure):
@@ -46,6 +54,7 @@ class Model(Structure):
 
     _fields_ = (
         ("layers", POINTER(Layer)),
+        ("embedding", c_void_p),
         ("final_norm", c_void_p),
         ("cosine", c_void_p),
         ("sine", c_void_p),
@@ -80,6 +89,7 @@ class Step(Structure):
     _fields_ = (
         ("segments", c_void_p),
         ("tiles", c_void_p),
+        ("ids", c_void_p),
         ("slots", c_void_p),
         ("positions", c_void_p),
         ("wanted", c_void_p),
@@ -100,5 +110,18 @@ class Step(Structure):
         ("wide", c_void_p),
         ("queries", c_void_p),
         ("mixed", c_void_p),
+        ("seconds", c_void_p),
         ("threads", c_int32),
     )
+
+
+#: What `ragspec_layout` must give.
+LAYOUT = (
+    *(sizeof(structure) for structure in (Linear, Layer, Model, Segment, Tile, Step)),
+    KEY_BLOCK,
+    TILE_ROWS,
+    MOST_HEAD_DIM,
+    MOST_PARTS,
+    MOST_INPUTS,
+    len(PHASES),
+)

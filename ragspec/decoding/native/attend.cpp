@@ -9,7 +9,6 @@
 
 namespace ragspec {
 
-constexpr int MAX_HEAD_DIM = 256;
 constexpr int BLOCK_VECTORS = KEY_BLOCK / LANES;
 
 // sums[row][64] += rows[row][pairs] x packed[pairs][64]: both products of attention.
@@ -40,7 +39,7 @@ static void attend_tile(const Model& model, const Layer& layer, const Step& step
     out[row] = step.mixed + at;
     position[row] = segment.start + token;
   }
-  alignas(64) float mixed[ROWS][MAX_HEAD_DIM] = {};
+  alignas(64) float mixed[ROWS][MOST_HEAD_DIM] = {};
   alignas(64) uint16_t weight[ROWS][KEY_BLOCK];
   const uint16_t* weights[ROWS];
   float highest[ROWS];

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
-import os
 import platform
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+
+from ragspec.decoding.native import abi
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ def load_kernels(folder: Path, machine: str = "native") -> ctypes.CDLL:
         machine: the processor to compile for, as the compiler's -march (-mcpu on ARM) calls it.
 
     Raises:
-        BuildError: there is no C++ compiler, or it fails.
+        BuildError: there is no C++ compiler, it fails, or the folder cannot be used.
     """
     compiler = _compiler()
     command = [
@@ -42,16 +43,31 @@ def load_kernels(folder: Path, machine: str = "native") -> ctypes.CDLL:
         f"-mcpu={machine}" if platform.machine() in {"aarch64", "arm64"} else f"-march={machine}",
     ]
     library = folder / f"kernels-{_key(command)}.so"
-    if not library.exists():
-        _compile(command, library)
-    return ctypes.CDLL(str(library))
+    try:
+        if not library.exists():
+            _compile(command, library)
+        kernels = ctypes.CDLL(str(library))
+    except OSError as error:
+        msg = f"the kernels cannot be put into {folder} and loaded from there: {error}"
+        raise BuildError(msg) from error
+    _compare_layout(kernels)
+    return kernels
+
+
+def _compare_layout(kernels: ctypes.CDLL) -> None:
+    """The two languages say the same of structures and constants, or nothing may be called."""
+    found = (ctypes.c_int32 * len(abi.LAYOUT))()
+    kernels.ragspec_layout(found)
+    if tuple(found) != abi.LAYOUT:
+        msg = f"step.h says {tuple(found)} where abi.py says {abi.LAYOUT}"
+        raise RuntimeError(msg)
 
 
 def _compiler() -> str:
-    for name in (os.environ.get("CXX"), *_COMPILERS):
-        if name and (found := shutil.which(name)):
+    for name in _COMPILERS:
+        if found := shutil.which(name):
             return found
-    msg = f"no C++ compiler: none of {', '.join(_COMPILERS)} is on the PATH, and CXX names none"
+    msg = f"no C++ compiler: none of {', '.join(_COMPILERS)} is on the PATH"
     raise BuildError(msg)
 
 

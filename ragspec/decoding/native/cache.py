@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-#: Keys of a block; a slot holds whole blocks.
-KEY_BLOCK = 64
+from ragspec.decoding.native.abi import KEY_BLOCK
 
 
 class PackedCache:
@@ -36,9 +35,15 @@ class PackedCache:
 
     def copy_prefix(self, source: int, destination: int, length: int) -> None:
         """Copy the first `length` tokens of one slot into another."""
+        # Keys go by blocks: the scores of those behind the prefix are masked, whatever they are. A value behind it has a weight
+        # of 0, and must not come along in case it is none (0 times NaN).
         extent = round_up(length) * self._head_dim
-        for tensor in (self.keys, self.values):
-            tensor[:, destination, :, :extent] = tensor[:, source, :, :extent]
+        self.keys[:, destination, :, :extent] = self.keys[:, source, :, :extent]
+        pairs = length // 2 * 2 * self._head_dim
+        self.values[:, destination, :, :pairs] = self.values[:, source, :, :pairs]
+        if length % 2:
+            odd = slice(pairs, pairs + 2 * self._head_dim, 2)
+            self.values[:, destination, :, odd] = self.values[:, source, :, odd]
 
     def clear(self, slot: int) -> None:
         """Wipe a slot whose sequence went wrong: values that are not finite would spoil the next one (0 times NaN)."""

@@ -3,8 +3,8 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <system_error>
 #include <thread>
-#include <vector>
 
 #include "lanes.h"
 
@@ -15,6 +15,8 @@ namespace {
 inline void breathe() {
 #if defined(__x86_64__)
   _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb");
 #endif
 }
 
@@ -35,15 +37,15 @@ struct alignas(64) Share {
 class Crew {
  public:
   void run(int threads, int units, const std::function<void(int)>& work) {
-    for (int i = (int)members.size() + 1; i < threads; i++) members.emplace_back([this, i] { serve(i); }).detach();
+    threads = recruit(threads);
     const uint64_t job = (shares[0].ticket.load(std::memory_order_relaxed) >> 32) + 1;
-    const int all = (int)members.size() + 1;
     for (int i = 0; i < all; i++) shares[i].ticket.store(job << 32 | CLOSED, std::memory_order_seq_cst);
-    this->work.store(&work, std::memory_order_relaxed);
-    this->units.store(units, std::memory_order_relaxed);
-    this->threads.store(threads, std::memory_order_relaxed);
-    for (int i = 0; i < all; i++) shares[i].done.store(0, std::memory_order_relaxed);
-    for (int i = all - 1; i >= 0; i--)
+    // Released, so that whoever reads one of them knows that the shares were closed, and takes no unit on the strength of it.
+    this->work.store(&work, std::memory_order_release);
+    this->units.store(units, std::memory_order_release);
+    if (this->threads.exchange(threads, std::memory_order_acq_rel) < threads) this->threads.notify_all();
+    for (int i = 0; i < all; i++) shares[i].done.store(0, std::memory_order_release);
+    for (int i = threads - 1; i >= 0; i--)
       shares[i].ticket.store(job << 32 | (uint32_t)begin(i, units, threads), std::memory_order_seq_cst);
     if (sleepers.load(std::memory_order_seq_cst)) {
       bell.fetch_add(1, std::memory_order_seq_cst);
@@ -51,16 +53,25 @@ class Crew {
     }
     while (take(0)) {
     }
-    for (int waited = 0; finished(all) < units; waited++) {
+    for (int waited = 0; finished() < units; waited++) {
       if (waited < PATIENCE) breathe();
       else std::this_thread::yield();  // whoever holds the last unit may be waiting for this core
     }
   }
 
  private:
-  static int begin(int share, int units, int threads) { return share < threads ? (int)((int64_t)units * share / threads) : units; }
+  static int begin(int share, int units, int threads) { return (int)((int64_t)units * share / threads); }
 
-  int finished(int all) {
+  // So many threads, or as many as the system gives.
+  int recruit(int threads) {
+    try {
+      for (; all < threads; all++) std::thread([this, self = all] { serve(self); }).detach();
+    } catch (const std::system_error&) {
+    }
+    return threads < all ? threads : all;
+  }
+
+  int finished() {
     int count = 0;
     for (int i = 0; i < all; i++) count += shares[i].done.load(std::memory_order_acquire);
     return count;
@@ -68,7 +79,7 @@ class Crew {
 
   // Does one unit of the job at hand, of the thread's own share if one is left there; false where none is left anywhere.
   bool take(int self) {
-    const int threads = this->threads.load(std::memory_order_relaxed);
+    const int threads = this->threads.load(std::memory_order_acquire);
     for (int i = 0; i < threads; i++)
       if (take_of((self + i) % threads, self)) return true;
     return false;
@@ -78,9 +89,9 @@ class Crew {
     uint64_t seen = shares[owner].ticket.load(std::memory_order_seq_cst);
     for (;;) {
       const uint32_t unit = (uint32_t)seen;
-      const int units = this->units.load(std::memory_order_relaxed), threads = this->threads.load(std::memory_order_relaxed);
+      const int units = this->units.load(std::memory_order_acquire), threads = this->threads.load(std::memory_order_acquire);
       if (unit == CLOSED || (int)unit >= begin(owner + 1, units, threads)) return false;
-      const std::function<void(int)>* work = this->work.load(std::memory_order_relaxed);
+      const std::function<void(int)>* work = this->work.load(std::memory_order_acquire);
       if (shares[owner].ticket.compare_exchange_weak(seen, seen + 1, std::memory_order_seq_cst)) {
         (*work)((int)unit);
         shares[self].done.fetch_add(1, std::memory_order_release);
@@ -91,12 +102,15 @@ class Crew {
 
   void serve(int self) {
     for (;;) {
-      const uint64_t job = shares[self].ticket.load(std::memory_order_acquire) >> 32;
-      while (self < threads.load(std::memory_order_relaxed) && take(self)) {
+      for (int wanted; (wanted = threads.load(std::memory_order_acquire)) <= self;) threads.wait(wanted);
+      const uint64_t seen = shares[self].ticket.load(std::memory_order_acquire);
+      // A job that is being written is still to come.
+      const uint64_t job = (seen >> 32) - ((uint32_t)seen == CLOSED);
+      while (take(self)) {
       }
       const auto changed = [&] {
-        const uint64_t seen = shares[self].ticket.load(std::memory_order_seq_cst);
-        return seen >> 32 != job && (uint32_t)seen != CLOSED;
+        const uint64_t now = shares[self].ticket.load(std::memory_order_seq_cst);
+        return now >> 32 != job && (uint32_t)now != CLOSED;
       };
       int idle = 0;
       while (!changed() && ++idle < PATIENCE) breathe();
@@ -109,7 +123,7 @@ class Crew {
   }
 
   std::unique_ptr<Share[]> shares{new Share[MOST_THREADS]};
-  std::vector<std::thread> members;
+  int all = 1;  // threads there are, the caller's included
   alignas(64) std::atomic<const std::function<void(int)>*> work{nullptr};
   std::atomic<int> units{0}, threads{0};
   alignas(64) std::atomic<uint32_t> bell{0};

@@ -2,7 +2,7 @@
 //
 // Not OpenMP: there a parallel region waits for every thread, and one that the system has put aside for its neighbours (the
 // database, the other services of a small machine) holds up all of them, hundreds of times a step. Here a thread that is not
-// running has taken no unit, and the others do its share.
+// running holds one unit at most, and the others do the rest of its share.
 #pragma once
 
 #include <functional>

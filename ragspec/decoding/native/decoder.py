@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
     from ragspec.decoding.attention import Segment
 
-#: Queries of a tile.
-TILE_ROWS = 6
 _LANES = 16
-_MOST_HEAD_DIM = 256
 #: Architectures whose layer is the one that forward.cpp computes.
 _ARCHITECTURES = {"llama", "mistral", "qwen2", "qwen3"}
 
@@ -39,8 +36,11 @@ def misfit(model: PreTrainedModel) -> str | None:
     layers = body.layers
     dim = layers[0].self_attn.head_dim
     widths = [config.hidden_size, config.intermediate_size, dim * config.num_attention_heads]
-    if dim % _LANES or dim > _MOST_HEAD_DIM or not all(mixable(width) for width in widths):
+    if dim % _LANES or dim > abi.MOST_HEAD_DIM or not all(mixable(width) for width in widths):
         return f"its widths {widths} or its head dimension {dim} do not fit the kernels"
+    turned = body.rotary_emb(torch.zeros(1), torch.zeros(1, 1, dtype=torch.long))[0].shape[-1]
+    if turned != dim:
+        return "it turns only a part of each head by position"
     for layer in layers:
         if any(part.bias is not None for part in (layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.down_proj)):
             return "it has biases beyond those of queries, keys and values"
@@ -66,16 +66,18 @@ class Decoder:
         self.head_dim = int(body.layers[0].self_attn.head_dim)
         self.intermediate = int(config.intermediate_size)
         self.vocabulary = int(config.vocab_size)
+        self._windowed = config.model_type == "mistral"
         self._kept: list[Any] = []  # what the structures point to
-        self._embedding = body.embed_tokens.weight.detach().clone()
+        self._embedding = body.embed_tokens.weight.detach().to(torch.bfloat16).contiguous().clone()
         self._layers = (abi.Layer * len(body.layers))(*[self._layer(layer) for layer in body.layers])
         output: nn.Linear = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         head = QuantizedLinear(kernels, output.weight.detach())
         self._kept.append(head)
         self._logit_width = head.outputs
-        cosine, sine = _rotations(body.rotary_emb, positions, self.head_dim)
+        cosine, sine = _angles(body.rotary_emb, positions, self.head_dim)
         self._model = abi.Model(
             self._layers,
+            self._embedding.data_ptr(),
             self._keep(body.norm.weight),
             self._keep(cosine),
             self._keep(sine),
@@ -90,7 +92,10 @@ class Decoder:
             float(config.rms_norm_eps),
             float(body.layers[0].self_attn.scaling),
         )
+        self._positions = positions
         self._scratch: dict[str, Tensor] = {}
+        #: Float64 [len(abi.PHASES)] to which each step adds its seconds by kind of work; None: nobody wants to know.
+        self.phases: Tensor | None = None
 
     @property
     def token_bytes(self) -> int:
@@ -122,7 +127,9 @@ class Decoder:
             All in float32.
         """
         n, r = len(tokens), len(wanted)
-        hidden = self._embedding[torch.tensor(tokens)].float()
+        if max(segment.end for segment in segments) > min(self._positions, cache.capacity):
+            msg = f"a segment ends behind {min(self._positions, cache.capacity)} tokens: {segments}"
+            raise ValueError(msg)
         logits = torch.empty((r, self._logit_width))
         states = torch.empty((r, self.hidden))
         choices = torch.empty(r, dtype=torch.int32)
@@ -131,10 +138,11 @@ class Decoder:
         widest = max(self.hidden, self.heads * self.head_dim, self.intermediate)
         qkv = (self.heads + 2 * self.key_heads) * self.head_dim
         wide = max(qkv, 2 * self.intermediate)
-        places = torch.tensor(wanted, dtype=torch.int32)
+        ids, places = _integers(tokens), _integers(wanted)
         step = abi.Step(
             addressof(runs),
             addressof(tiles),
+            ids.data_ptr(),
             slots.data_ptr(),
             positions.data_ptr(),
             places.data_ptr(),
@@ -145,16 +153,17 @@ class Decoder:
             cache.capacity,
             cache.keys.data_ptr(),
             cache.values.data_ptr(),
-            hidden.data_ptr(),
+            self._room("hidden", n * self.hidden, torch.float32),
             states.data_ptr(),
             logits.data_ptr(),
             choices.data_ptr(),
             normalizers.data_ptr(),
-            self._room("bytes", n * widest, torch.uint8),
-            self._room("scales", n, torch.float32),
+            self._room("bytes", max(n, r) * widest, torch.uint8),
+            self._room("scales", max(n, r), torch.float32),
             self._room("wide", n * wide, torch.float32),
             self._room("queries", n * self.heads * self.head_dim, torch.bfloat16),
             self._room("mixed", n * self.heads * self.head_dim, torch.float32),
+            None if self.phases is None else self.phases.data_ptr(),
             torch.get_num_threads(),
         )
         self._kernels.ragspec_forward(byref(self._model), byref(step))
@@ -169,13 +178,12 @@ class Decoder:
             runs[i] = abi.Segment(segment.slot, segment.start, segment.length, offset)
             offset += segment.length
             rows = segment.length * group
-            count = -(-rows // TILE_ROWS)
+            count = -(-rows // abi.TILE_ROWS)
             edges = [rows * j // count for j in range(count + 1)]
             tiles += [abi.Tile(i, first, last - first) for first, last in pairwise(edges)]
-        lengths = torch.tensor([s.length for s in segments])
-        slots = torch.repeat_interleave(torch.tensor([s.slot for s in segments], dtype=torch.int32), lengths)
-        positions = torch.cat([torch.arange(s.start, s.end, dtype=torch.int32) for s in segments])
-        return runs, (abi.Tile * len(tiles))(*tiles), slots, positions
+        slots = [segment.slot for segment in segments for _ in range(segment.length)]
+        positions = [place for segment in segments for place in range(segment.start, segment.end)]
+        return runs, (abi.Tile * len(tiles))(*tiles), _integers(slots), _integers(positions)
 
     def _room(self, name: str, size: int, dtype: torch.dtype) -> int:
         held = self._scratch.get(name)
@@ -186,7 +194,8 @@ class Decoder:
     def _layer(self, layer: Any) -> abi.Layer:
         attention, mlp = layer.self_attn, layer.mlp
         parts = [attention.q_proj, attention.k_proj, attention.v_proj]
-        window = getattr(attention, "sliding_window", None)
+        # Mistral's layers read it out of the configuration; Qwen's hold it, or None where a layer sees everything.
+        window = getattr(attention, "sliding_window", attention.config.sliding_window if self._windowed else None)
         norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
         return abi.Layer(
             self._linear(*parts),
@@ -212,7 +221,12 @@ class Decoder:
         return kept.data_ptr()
 
 
-def _rotations(rotary: nn.Module, positions: int, dim: int) -> tuple[Tensor, Tensor]:
+def _integers(values: Sequence[int]) -> Tensor:
+    """A tensor for the kernels, made without torch's own threads: those would go on spinning beside the kernels' for a while."""
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def _angles(rotary: nn.Module, positions: int, dim: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines of every position, [positions, head_dim / 2], as the model's own module gives them."""
     with torch.inference_mode():
         cosine, sine = rotary(torch.zeros(1, dtype=torch.float32), torch.arange(positions)[None])

@@ -1,4 +1,5 @@
 // One forward pass of a Llama-shaped decoder over a packed, ragged step.
+#include <chrono>
 #include <cstring>
 #include <mutex>
 
@@ -6,7 +7,37 @@
 
 using namespace ragspec;
 
+namespace {
+
+// Adds what has passed since the last lap to a kind of work, where anybody wants to know.
+class Clock {
+ public:
+  explicit Clock(double* seconds) : seconds(seconds), last(now()) {}
+
+  void lap(Phase phase) {
+    if (!seconds) return;
+    const auto time = now();
+    seconds[(int)phase] += std::chrono::duration<double>(time - last).count();
+    last = time;
+  }
+
+ private:
+  static std::chrono::steady_clock::time_point now() { return std::chrono::steady_clock::now(); }
+
+  double* seconds;
+  std::chrono::steady_clock::time_point last;
+};
+
+}  // namespace
+
 extern "C" {
+
+// What Python must agree on: sizes of the structures, then constants.
+void ragspec_layout(int32_t* out) {
+  const int32_t layout[] = {sizeof(Linear), sizeof(Layer), sizeof(Model), sizeof(Segment), sizeof(Tile), sizeof(Step),
+                            KEY_BLOCK, TILE_ROWS, MOST_HEAD_DIM, MOST_PARTS, MOST_INPUTS, (int32_t)Phase::count};
+  std::memcpy(out, layout, sizeof layout);
+}
 
 // Weights [outputs, inputs] row by row into panels of 64 outputs by 4 inputs. `packed` comes zeroed, padded to whole panels.
 void ragspec_pack(const int8_t* weight, int32_t outputs, int32_t inputs, int8_t* packed) {
@@ -23,19 +54,31 @@ void ragspec_forward(const Model* model_pointer, const Step* step_pointer) {
   const Step& step = *step_pointer;
   const int tokens = step.tokens, threads = step.threads;
   const size_t layer_size = (size_t)step.slot_count * model.key_heads * step.capacity * model.head_dim;
+  Clock clock(step.seconds);
+  embed(model, step);
   for (int i = 0; i < model.layer_count; i++) {
     const Layer& layer = model.layers[i];
     uint16_t *keys = step.keys + i * layer_size, *values = step.values + i * layer_size;
     normalize_quantize(layer.qkv, step.hidden, layer.attention_norm, model.epsilon, tokens, step.bytes, step.scales, threads);
+    clock.lap(Phase::rows);
     multiply(layer.qkv, step.bytes, step.scales, tokens, step.wide, false, threads);
-    rotate_store(model, layer, step, keys, values);
+    clock.lap(Phase::products);
+    encode_positions(model, layer, step, keys, values);
+    clock.lap(Phase::rows);
     attend(model, layer, step, keys, values);
+    clock.lap(Phase::attention);
     quantize(layer.out, step.mixed, tokens, step.bytes, step.scales, threads);
+    clock.lap(Phase::rows);
     multiply(layer.out, step.bytes, step.scales, tokens, step.hidden, true, threads);
+    clock.lap(Phase::products);
     normalize_quantize(layer.gate_up, step.hidden, layer.mlp_norm, model.epsilon, tokens, step.bytes, step.scales, threads);
+    clock.lap(Phase::rows);
     multiply(layer.gate_up, step.bytes, step.scales, tokens, step.wide, false, threads);
+    clock.lap(Phase::products);
     gate_quantize(layer.down, step.wide, tokens, step.bytes, step.scales, threads);
+    clock.lap(Phase::rows);
     multiply(layer.down, step.bytes, step.scales, tokens, step.hidden, true, threads);
+    clock.lap(Phase::products);
   }
   if (!step.wanted_count) return;
   for (int i = 0; i < step.wanted_count; i++)
@@ -45,6 +88,7 @@ void ragspec_forward(const Model* model_pointer, const Step* step_pointer) {
   quantize(model.head, step.states, step.wanted_count, step.bytes, step.scales, threads);
   multiply(model.head, step.bytes, step.scales, step.wanted_count, step.logits, false, threads);
   summarize(step.logits, step.wanted_count, model.head.outputs, model.vocabulary, step.choices, step.normalizers, threads);
+  clock.lap(Phase::output);
 }
 
 }

@@ -69,8 +69,9 @@ inline float largest(f32x16 a) {
 #endif
 }
 
-// e^x within 2 units in the last place for x in [-87, 88]; 0 below.
+// e^x within 2 units in the last place for x in [-87, 88]; 0 below, and above what it is at 88. Of NaN, NaN.
 inline f32x16 exponential(f32x16 x) {
+  x = x > 88.0f ? splat(88.0f) : x;
   const f32x16 rounder = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
   const f32x16 shifted = multiply_add(x, splat(1.44269504f), rounder);
   const f32x16 whole = shifted - rounder;
@@ -82,7 +83,7 @@ inline f32x16 exponential(f32x16 x) {
   power = multiply_add(power * rest, rest, rest + 1.0f);
   i32x16 exponent = ((i32x16)shifted - (i32x16)rounder) << 23;
   f32x16 result = (f32x16)((i32x16)power + exponent);
-  return x < -87.0f ? splat(0.0f) : result;
+  return x < -87.0f ? splat(0.0f) : (x == x ? result : x);
 }
 
 // Float to bfloat16 bits, to nearest even.
@@ -98,6 +99,9 @@ inline uint16_t narrow(float x) {
   std::memcpy(&bits, &x, 4);
   return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
+
+// Asks for the cache line at `address`, which need not be ours.
+inline void prefetch(const void* address) { __builtin_prefetch(address); }
 
 // Four unsigned bytes `four` against 16 quadruples of signed bytes, added to 16 sums. Exact.
 inline i32x16 dot4(i32x16 sums, int32_t four, const int8_t* weights) {

@@ -11,13 +11,20 @@ constexpr int BLOCK = 16;              // outputs in a vector of sums
 constexpr int PANEL = 4;               // blocks that lie side by side in the packed weights
 constexpr int STRIDE = PANEL * BLOCK * 4;  // bytes between a block's quadruples of inputs
 
+// How far ahead weights are asked for, in bytes. They come from memory once a step, and the processor's own prefetching stops at
+// every page: a step of few rows would wait for each.
+constexpr int AHEAD = 8192;
+
 // ROWS x BLOCKS vectors of sums, all in registers: 24 sums, 4 weights and a broadcast fill AVX-512's 32.
-template <int ROWS, int BLOCKS>
+// FRESH: the weights come from memory, not from the core's cache.
+template <int ROWS, int BLOCKS, bool FRESH>
 static void tile(const Linear& weight, const uint8_t* x, const float* x_scale, const int8_t* packed, int output, float* out,
                  bool add) {
   const int inputs = weight.inputs;
   i32x16 sums[ROWS][BLOCKS] = {};
   for (int k = 0; k < inputs; k += 4, packed += STRIDE) {
+    if (FRESH)
+      for (int block = 0; block < BLOCKS; block++) prefetch(packed + AHEAD + block * BLOCK * 4);
     for (int row = 0; row < ROWS; row++) {
       int32_t four;
       std::memcpy(&four, x + (size_t)row * inputs + k, 4);
@@ -39,6 +46,19 @@ static void tile(const Linear& weight, const uint8_t* x, const float* x_scale, c
   }
 }
 
+template <int BLOCKS, bool FRESH>
+static void tile_of(int height, const Linear& weight, const uint8_t* x, const float* x_scale, const int8_t* packed, int output,
+                    float* out, bool add) {
+  switch (height) {
+    case 1: tile<1, BLOCKS, FRESH>(weight, x, x_scale, packed, output, out, add); break;
+    case 2: tile<2, BLOCKS, FRESH>(weight, x, x_scale, packed, output, out, add); break;
+    case 3: tile<3, BLOCKS, FRESH>(weight, x, x_scale, packed, output, out, add); break;
+    case 4: tile<4, BLOCKS, FRESH>(weight, x, x_scale, packed, output, out, add); break;
+    case 5: tile<5, BLOCKS, FRESH>(weight, x, x_scale, packed, output, out, add); break;
+    default: tile<6, BLOCKS, FRESH>(weight, x, x_scale, packed, output, out, add); break;
+  }
+}
+
 template <int BLOCKS>
 static void tiles(const Linear& weight, const uint8_t* x, const float* x_scale, int rows, const int8_t* packed, int output,
                   float* out, bool add) {
@@ -47,14 +67,8 @@ static void tiles(const Linear& weight, const uint8_t* x, const float* x_scale, 
     const int first = (int)((int64_t)rows * i / count), height = (int)((int64_t)rows * (i + 1) / count) - first;
     const uint8_t* from = x + (size_t)first * weight.inputs;
     float* to = out + (size_t)first * weight.outputs;
-    switch (height) {
-      case 1: tile<1, BLOCKS>(weight, from, x_scale + first, packed, output, to, add); break;
-      case 2: tile<2, BLOCKS>(weight, from, x_scale + first, packed, output, to, add); break;
-      case 3: tile<3, BLOCKS>(weight, from, x_scale + first, packed, output, to, add); break;
-      case 4: tile<4, BLOCKS>(weight, from, x_scale + first, packed, output, to, add); break;
-      case 5: tile<5, BLOCKS>(weight, from, x_scale + first, packed, output, to, add); break;
-      default: tile<6, BLOCKS>(weight, from, x_scale + first, packed, output, to, add); break;
-    }
+    if (i) tile_of<BLOCKS, false>(height, weight, from, x_scale + first, packed, output, to, add);
+    else tile_of<BLOCKS, true>(height, weight, from, x_scale + first, packed, output, to, add);
   }
 }
 

@@ -39,8 +39,6 @@ inline void hadamard(float* x, int span) {
       }
 }
 
-constexpr int MOST_PARTS = 64;
-
 inline void rotate(const Rotation& rotation, float* x) {
   const int count = rotation.count, span = rotation.span;
   for (int part = 0; part < count; part++) hadamard(x + part * span, span);

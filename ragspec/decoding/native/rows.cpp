@@ -30,14 +30,31 @@ static float root_mean_square(const float* x, int width, float epsilon) {
 // Bytes around 128 of a row in float, and the scale that gives it back.
 static float quantize_row(const float* row, int width, uint8_t* to) {
   f32x16 peak = {};
-  for (int i = 0; i < width; i += LANES) peak = larger(peak, magnitude(load<f32x16>(row + i)));
+  i32x16 wrong = {};
+  for (int i = 0; i < width; i += LANES) {
+    const f32x16 value = load<f32x16>(row + i);
+    peak = larger(peak, magnitude(value));
+    wrong |= value != value;
+  }
   const float top = largest(peak), inverse = top > 0 ? 127.0f / top : 0.0f;
   const f32x16 rounder = splat(12582912.0f + 128.0f);  // rounds to nearest even and adds 128
   for (int i = 0; i < width; i += LANES) {
     const i32x16 shifted = (i32x16)multiply_add(load<f32x16>(row + i), splat(inverse), rounder) & 0xff;
     store(to + i, __builtin_convertvector(shifted, u8x16));
   }
-  return top / 127.0f;
+  // Bytes cannot say that a number was none; the scale can, and makes all that comes of the row NaN.
+  int any = 0;
+  for (int lane = 0; lane < LANES; lane++) any |= wrong[lane];
+  return any ? NAN : top / 127.0f;
+}
+
+void embed(const Model& model, const Step& step) {
+  for (int token = 0; token < step.tokens; token++) {
+    const uint16_t* from = model.embedding + (size_t)step.ids[token] * model.hidden;
+    float* to = step.hidden + (size_t)token * model.hidden;
+    for (int i = 0; i < model.hidden; i += LANES)
+      store(to + i, (f32x16)(__builtin_convertvector(load<u16x16>(from + i), u32x16) << 16));
+  }
 }
 
 void normalize(const float* x, const float* weight, float epsilon, int rows, int width, float* out, int threads) {
@@ -127,13 +144,13 @@ static void turn(const Model& model, const float* norm, const float* from, int p
   }
 }
 
-void rotate_store(const Model& model, const Layer& layer, const Step& step, uint16_t* keys, uint16_t* values) {
+void encode_positions(const Model& model, const Layer& layer, const Step& step, uint16_t* keys, uint16_t* values) {
   const int dim = model.head_dim;
   const size_t slot_size = (size_t)step.capacity * dim;
   for_rows(step.threads, step.tokens, [&](int token) {
     const float* row = step.wide + (size_t)token * layer.qkv.outputs;
     const int position = step.positions[token];
-    alignas(64) float turned[256];
+    alignas(64) float turned[MOST_HEAD_DIM];
     for (int head = 0; head < model.heads; head++, row += dim) {
       turn(model, layer.query_norm, row, position, turned);
       uint16_t* to = step.queries + ((size_t)token * model.heads + head) * dim;

@@ -31,6 +31,7 @@ struct Layer {
 
 struct Model {
   const Layer* layers;
+  const uint16_t* embedding;   // [vocabulary, hidden] in bfloat16
   const float* final_norm;
   const float *cosine, *sine;  // [positions, head_dim / 2]
   Linear head;
@@ -50,12 +51,12 @@ struct Tile {
 struct Step {
   const Segment* segments;
   const Tile* tiles;
-  const int32_t *slots, *positions;  // [tokens]
+  const int32_t *ids, *slots, *positions;  // [tokens]
   const int32_t* wanted;             // [wanted_count]: packed places whose logits are wanted
   int32_t tokens, tile_count, wanted_count;
   int32_t slot_count, capacity;      // of the cache
   uint16_t *keys, *values;           // cache: [layers, slots, key_heads, capacity * head_dim], packed
-  float* hidden;                     // [tokens, hidden]: embeddings in, destroyed
+  float* hidden;                     // scratch [tokens, hidden]
   float* states;                     // [wanted_count, hidden]: final hidden states out
   float* logits;                     // [wanted_count, head.outputs] out
   int32_t* choices;                  // [wanted_count]: the place of each row's highest logit out
@@ -65,6 +66,7 @@ struct Step {
   float* wide;                       // scratch [tokens, max(qkv.outputs, gate_up.outputs)]
   uint16_t* queries;                 // scratch [tokens, heads * head_dim]
   float* mixed;                      // scratch [tokens, heads * head_dim]
+  double* seconds;                   // null, or [Phase::count]: what each kind of work took is added
   int32_t threads;
 };
 
@@ -72,19 +74,28 @@ struct Step {
 
 namespace ragspec {
 
+// Kinds of work that a step's time is told by.
+enum class Phase { products, attention, rows, output, count };
+
 void multiply(const Linear& weight, const uint8_t* x, const float* x_scale, int rows, float* out, bool add, int threads);
 void attend(const Model& model, const Layer& layer, const Step& step, const uint16_t* keys, const uint16_t* values);
 void normalize(const float* x, const float* weight, float epsilon, int rows, int width, float* out, int threads);
 void normalize_quantize(const Linear& weight, const float* x, const float* norm, float epsilon, int rows, uint8_t* out,
                         float* scale, int threads);
 void quantize(const Linear& weight, const float* x, int rows, uint8_t* out, float* scale, int threads);
+void embed(const Model& model, const Step& step);
 void summarize(const float* logits, int rows, int stride, int vocabulary, int32_t* choices, float* normalizers, int threads);
 void gate_quantize(const Linear& weight, const float* gate_up, int rows, uint8_t* out, float* scale, int threads);
-void rotate_store(const Model& model, const Layer& layer, const Step& step, uint16_t* keys, uint16_t* values);
+void encode_positions(const Model& model, const Layer& layer, const Step& step, uint16_t* keys, uint16_t* values);
 
 // Tokens of a block of keys, and rows of a tile of queries.
 constexpr int KEY_BLOCK = 64;
 constexpr int TILE_ROWS = 6;
+
+constexpr int MOST_HEAD_DIM = 256;
+
+// Parts that a rotation mixes at most.
+constexpr int MOST_PARTS = 64;
 
 // Inputs of a weight matrix at most: a row is rotated on the stack.
 constexpr int MOST_INPUTS = 32768;

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 #: Largest mean divergence, KL in nats, between the 8-bit model and the one it was made from, over the positions of the check.
 #: The default model's is 0.003 to 0.03; a wrong mask, position or scale gives 0.5 and more.
 CHECK_TOLERANCE = 0.15
+#: Tokens of the check: more than two blocks of keys.
+CHECKED_TOKENS = 160
 #: Angles are tabled for so many positions at most.
 _MOST_POSITIONS = 131072
 
@@ -85,14 +88,14 @@ class NativeTarget:
         hidden: bool = False,
     ) -> StepOutput:
         """One forward pass over a packed step; see `Target.forward`."""
-        del hidden  # they come for nothing
-        return self.decoder.forward(cache, segments, tokens, rows)
+        out = self.decoder.forward(cache, segments, tokens, rows)
+        return out if hidden else replace(out, hidden=None)
 
 
 def make_native_target(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, identity: str, kernels: Path
 ) -> NativeTarget:
-    """Quantise a model that is in memory on the CPU, and prove that it still says the same.
+    """Quantise a model that is in memory on the CPU, and check that it still says much the same.
 
     Args:
         model: left as it is.
@@ -117,13 +120,13 @@ def make_native_target(
 
 @torch.inference_mode()
 def _check(target: NativeTarget, model: PreTrainedModel) -> None:
-    """Compare with the model itself on a few tokens, in a chunk and a step."""
-    length = min(48, target.context_window)
+    """Compare with the model itself over several blocks of keys, in chunks and a step that cross their borders."""
+    length = min(CHECKED_TOKENS, target.context_window)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(target.vocabulary, (length,), generator=generator).tolist()
     cache = target.make_cache(2, length)
     ours = []
-    for start, end in ((0, length - 6), (length - 6, length)):
+    for start, end in pairwise((0, length // 3, length - 6, length)):
         segment = Segment(1, start, end - start)
         ours.append(target.forward(cache, [segment], tokens[start:end], list(range(end - start))).logits)
     theirs = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]

@@ -13,10 +13,6 @@ from ragspec.decoding.native import abi
 
 #: Outputs that are computed together, and outputs of a panel of packed weights.
 BLOCK, PANEL = 16, 64
-#: Inputs of a matrix at most. A product of an unsigned and a signed byte is below 2**15, so their sum fits 32 bits.
-MOST_INPUTS = 32768
-#: Parts that a row is mixed from at most; beyond, mixing costs more than it is worth.
-_MOST_PARTS = 64
 
 
 class QuantizedLinear:
@@ -67,13 +63,13 @@ def parts(inputs: int) -> tuple[int, int]:
 def mixable(inputs: int) -> bool:
     """Whether the kernels can rotate rows of this width."""
     count, span = parts(inputs)
-    return span >= 16 and count <= _MOST_PARTS and inputs <= MOST_INPUTS
+    return span >= 16 and count <= abi.MOST_PARTS and inputs <= abi.MOST_INPUTS
 
 
 def rotate(rows: Tensor) -> Tensor:
     """Rotate rows [n, inputs] as rotate.h does: Hadamard matrices over the parts, a cosine transform across them."""
     count, span = parts(rows.shape[1])
-    turned = rows.reshape(-1, count, span) @ _hadamard(span) / math.sqrt(span)
+    turned = _hadamard(rows.reshape(-1, count, span)) / math.sqrt(span)
     return torch.einsum("ij,njs->nis", cosines(count), turned).reshape(rows.shape)
 
 
@@ -90,13 +86,14 @@ def cosines(size: int) -> Tensor:
     return matrix
 
 
-@lru_cache
-def _hadamard(size: int) -> Tensor:
-    """Sylvester's matrix of ones and minus ones, [size, size]."""
-    matrix = torch.ones(1, 1)
-    while len(matrix) < size:
-        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    return matrix
+def _hadamard(rows: Tensor) -> Tensor:
+    """The last dimension times Sylvester's matrix of ones and minus ones, by butterflies."""
+    span, step = rows.shape[-1], 1
+    while step < span:
+        low, high = rows.reshape(*rows.shape[:-1], -1, 2, step).unbind(-2)
+        rows = torch.stack((low + high, low - high), -2).reshape(rows.shape)
+        step *= 2
+    return rows
 
 
 def _padded(values: Tensor, length: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,9 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kernels")
 
 
-def make_model(family: str) -> LlamaForCausalLM:
+def make_model(family: str, **shape: object) -> LlamaForCausalLM:
     torch.manual_seed(3)
-    config = tiny.config(family, **SHAPE)
+    config = tiny.config(family, **{**SHAPE, **shape})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
@@ -55,9 +56,10 @@ def make_tokens(count: int, seed: int = 1) -> list[int]:
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("machine", MACHINES)
-def test_the_kernels_compute_what_the_model_computes(family: str, machine: str, kernels: Path) -> None:
+@pytest.mark.parametrize("head_dim", [16, 80])
+def test_the_kernels_compute_what_the_model_computes(family: str, machine: str, head_dim: int, kernels: Path) -> None:
     """Grouped heads, biases, norms on queries and a window; with this machine's instructions and without them."""
-    model = make_model(family)
+    model = make_model(family, head_dim=head_dim)
     decoder = Decoder(load_kernels(kernels, machine), model, LENGTH)
     tokens = make_tokens(LENGTH)
     with torch.inference_mode():
@@ -73,8 +75,9 @@ def test_the_kernels_compute_what_the_model_computes(family: str, machine: str, 
     torch.testing.assert_close(out.normalizers, out.logits.logsumexp(-1))
 
 
-def test_a_row_depends_on_nothing_beside_it(kernels: Path) -> None:
-    """Chunks, neighbours, slots and copied prefixes change no bit of any logit."""
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_a_row_depends_on_nothing_beside_it(threads: int, kernels: Path) -> None:
+    """Chunks, neighbours, slots, copied prefixes and threads change no bit of any logit."""
     decoder = Decoder(load_kernels(kernels), make_model("mistral"), LENGTH)
     texts = [make_tokens(LENGTH, seed) for seed in range(4)]
     texts[3] = texts[0][:150] + texts[3][150:]
@@ -84,6 +87,7 @@ def test_a_row_depends_on_nothing_beside_it(kernels: Path) -> None:
             cache = decoder.make_cache(1, LENGTH)
             rows = [decoder.forward(cache, [Segment(0, i, 1)], [token], [0]).logits for i, token in enumerate(text)]
             alone.append(torch.cat(rows))
+        torch.set_num_threads(threads)
         rng = random.Random(5)
         cache = decoder.make_cache(6, LENGTH)
         slots, done, together = [5, 0, 3, 2], [0] * 4, [[] for _ in texts]
@@ -94,6 +98,8 @@ def test_a_row_depends_on_nothing_beside_it(kernels: Path) -> None:
                 done[3] = 150
             active = [i for i in range(4) if done[i] < LENGTH and (i < 3 or done[3])]
             picked = rng.sample(active, rng.randint(1, len(active)))
+            if rng.random() < 0.1:
+                time.sleep(0.002)  # long enough for the threads to fall asleep
             lengths = [min(rng.choice([1, 2, 5, 13, 70]), LENGTH - done[i]) for i in picked]
             segments = [Segment(slots[i], done[i], n) for i, n in zip(picked, lengths, strict=True)]
             fed = [t for i, n in zip(picked, lengths, strict=True) for t in texts[i][done[i] : done[i] + n]]
@@ -104,6 +110,56 @@ def test_a_row_depends_on_nothing_beside_it(kernels: Path) -> None:
 
     for mine, expected in zip(together, alone, strict=True):
         assert torch.equal(torch.cat(mine), expected)
+
+
+def test_a_window_hides_what_lies_before_it(kernels: Path) -> None:
+    """Changing a token that has left every layer's window changes nothing; one inside changes the logits."""
+    model = make_model("mistral")
+    decoder = Decoder(load_kernels(kernels), model, LENGTH)
+    reach = 3 * 23  # three layers, each 23 tokens back
+    tokens = make_tokens(LENGTH)
+    last = []
+    for changed in (None, LENGTH - 2 - reach, LENGTH - 1 - reach):
+        text = [(t + 1) % tiny.VOCABULARY if i == changed else t for i, t in enumerate(tokens)]
+        with torch.inference_mode():
+            out = decoder.forward(decoder.make_cache(1, LENGTH), [Segment(0, 0, LENGTH)], text, [LENGTH - 1])
+        last.append(out.logits[0])
+
+    assert torch.equal(last[0], last[1])
+    assert not torch.equal(last[0], last[2])
+
+
+@pytest.mark.parametrize("factor", [1.0, 30.0, 1000.0])
+def test_gates_far_from_zero_are_what_they_are(factor: float, kernels: Path) -> None:
+    """silu(-100) is nothing, not -100 and not NaN."""
+    model = make_model("llama")
+    for layer in model.model.layers:
+        layer.mlp.gate_proj.weight.data *= factor
+    decoder = Decoder(load_kernels(kernels), model, LENGTH)
+    tokens = make_tokens(60)
+    with torch.inference_mode():
+        ours = decoder.forward(decoder.make_cache(1, 60), [Segment(0, 0, 60)], tokens, list(range(60)))
+        theirs = model(input_ids=torch.tensor([tokens]))
+
+    assert torch.isfinite(ours.logits).all()
+    assert float(_divergence(theirs.logits[0], ours.logits).mean()) < 0.05
+
+
+def test_what_is_no_number_is_told(kernels: Path) -> None:
+    """A NaN in one sequence's weights or keys reaches its own normalizers, and its neighbour's logits keep every bit."""
+    decoder = Decoder(load_kernels(kernels), make_model("llama"), LENGTH)
+    tokens = make_tokens(40)
+    segments, wanted = [Segment(0, 20, 20), Segment(1, 20, 20)], [19, 39]
+    with torch.inference_mode():
+        clean, spoilt = decoder.make_cache(2, LENGTH), decoder.make_cache(2, LENGTH)
+        for cache in (clean, spoilt):
+            decoder.forward(cache, [Segment(0, 0, 20), Segment(1, 0, 20)], tokens, [0])
+        spoilt.values[0, 0, 0, 3] = torch.nan
+        expected = decoder.forward(clean, segments, tokens, wanted)
+        found = decoder.forward(spoilt, segments, tokens, wanted)
+
+    assert not torch.isfinite(found.normalizers[0])
+    assert torch.equal(found.logits[1], expected.logits[1])
 
 
 def test_rotated_rows_keep_their_products() -> None:
