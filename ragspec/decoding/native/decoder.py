@@ -222,7 +222,7 @@ class Decoder:
 
 
 def _integers(values: Sequence[int]) -> Tensor:
-    """A tensor for the kernels, made without torch's own threads: those would go on spinning beside the kernels' for a while."""
+    """A tensor for the kernels, made without torch's threads: those would go on spinning beside the kernels' for a while."""
     return torch.tensor(values, dtype=torch.int32)
 
 

@@ -22,12 +22,11 @@ inline f32x16 swapped(f32x16 x, int bit) {
 // Walsh-Hadamard transform of `span` numbers, a power of two from 16 up, not normalised.
 inline void hadamard(float* x, int span) {
   const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const auto sign = [&](int bit) { return (lane & bit) != 0 ? splat(-1.0f) : splat(1.0f); };
+  const f32x16 signs[] = {sign(1), sign(2), sign(4), sign(8)};
   for (int i = 0; i < span; i += LANES) {
     f32x16 value = load<f32x16>(x + i);
-    for (int bit = 1; bit < LANES; bit *= 2) {
-      const f32x16 other = swapped(value, bit);
-      value = (lane & bit) != 0 ? other - value : value + other;
-    }
+    for (int stage = 0; stage < 4; stage++) value = multiply_add(value, signs[stage], swapped(value, 1 << stage));
     store(x + i, value);
   }
   for (int step = LANES; step < span; step *= 2)
