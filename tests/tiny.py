@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from dataclasses import fields
+from functools import cache, cached_property, lru_cache
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models
+from torch import Tensor
+from torch.nn import functional
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -18,6 +22,8 @@ from transformers import (
     Qwen3Config,
 )
 
+from ragspec.decoding.attention import StepPlan, attending, ragged_attention
+from ragspec.decoding.native.target import NativeTarget, make_native_target
 from ragspec.decoding.request import Request
 from ragspec.decoding.transformers_target import TransformersTarget, make_target
 
@@ -50,6 +56,14 @@ _EXTRA: dict[str, dict[str, object]] = {
     "mistral": {"sliding_window": 24},
     "gemma2": {"sliding_window": 24, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 8},
     "gpt_oss": {"sliding_window": 24, "num_local_experts": 2, "num_experts_per_tok": 1},
+}
+#: What the int8 kernels take: widths that are not powers of two, a group of three queries a key.
+INT8_SHAPE = {
+    "hidden_size": 96,
+    "intermediate_size": 208,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
 }
 
 
@@ -111,7 +125,64 @@ def smallest() -> TransformersTarget:
     }
     model = AutoModelForCausalLM.from_config(LlamaConfig(**{**_SHAPE, **shape}), dtype=torch.float32)
     model.generation_config.eos_token_id = 38
-    return make_target(model, _spell([chr(c) for c in range(97, 97 + 38)]), "smallest-llama@seed5")
+    made = make_target(model, _spell([chr(c) for c in range(97, 97 + 38)]), "smallest-llama@seed5")
+    return _BareTarget(**{field.name: getattr(made, field.name) for field in fields(made)})
+
+
+class _BareTarget(TransformersTarget):
+    """A Llama's forward pass without the calls that transformers puts around so little arithmetic: half the time.
+
+    Attention and cache are the real ones. Gains of norms are folded into the matrices behind them.
+    """
+
+    @cached_property
+    def _matrices(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Of each layer: queries, keys and values; output; gate and up; down."""
+        matrices = []
+        for layer in self.model.model.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            qkv = torch.cat([part.weight for part in (attention.q_proj, attention.k_proj, attention.v_proj)])
+            gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
+            gains = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+            matrices.append((qkv * gains[0], attention.o_proj.weight, gate_up * gains[1], mlp.down_proj.weight))
+        return matrices
+
+    @cached_property
+    def _turns(self) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of every position."""
+        cosine, sine = self.model.model.rotary_emb(torch.zeros(1), torch.arange(self.context_window)[None])
+        return cosine[0], sine[0]
+
+    def _logits(self, tokens: list[int], plan: StepPlan, rows: list[int]) -> Tensor:
+        config, body = self.model.config, self.model.model
+        queries, keys = config.num_attention_heads, config.num_key_value_heads
+        cosine, sine = (turn[plan.positions] for turn in self._turns)
+        states = body.embed_tokens.weight[tokens]
+        with attending(plan):
+            for layer, (qkv, out, gate_up, down) in zip(body.layers, self._matrices, strict=True):
+                heads = (self._normalized(states) @ qkv.T).view(len(tokens), -1, config.head_dim).transpose(0, 1)
+                turning, values = heads[: queries + keys], heads[queries + keys :]
+                low, high = turning.chunk(2, -1)
+                turned = turning * cosine + torch.cat((-high, low), -1) * sine
+                attention = layer.self_attn
+                mixed, _ = ragged_attention(
+                    attention, turned[None, :queries], turned[None, queries:], values[None], None, attention.scaling
+                )
+                states = states + mixed.reshape(len(tokens), -1) @ out.T
+                gate, up = (self._normalized(states) @ gate_up.T).chunk(2, -1)
+                states = states + functional.silu(gate) * up @ down.T
+        return self.model.lm_head(self._normalized(states[rows])[None] * body.norm.weight)[0]
+
+    def _normalized(self, states: Tensor) -> Tensor:
+        return states * (states.square().mean(-1, keepdim=True) + self.model.config.rms_norm_eps).rsqrt()
+
+
+def int8(kernels: Path) -> NativeTarget:
+    """A seeded Llama in 8 bits, its kernels compiled into a folder."""
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(config("llama", **INT8_SHAPE), dtype=torch.float32)
+    model.generation_config.eos_token_id = END
+    return make_native_target(model, tokenizer(), "tiny-llama@seed3+int8", kernels)
 
 
 @cache

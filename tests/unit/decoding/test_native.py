@@ -21,28 +21,14 @@ from ragspec.decoding.request import Request, Sampling
 from tests import tiny
 from tests.unit.decoding import drafters
 
-#: Widths that are not powers of two, several blocks of keys, a group of three queries a key.
-SHAPE = {
-    "hidden_size": 96,
-    "intermediate_size": 208,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-}
 LENGTH = 200
 #: This processor, and one without AVX-512, for which the compiler writes other instructions.
 MACHINES = ["native", "x86-64-v3"] if platform.machine() == "x86_64" else ["native"]
 
 
-@pytest.fixture(scope="session")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the compiled kernels."""
-    return tmp_path_factory.mktemp("kernels")
-
-
 def make_model(family: str, **shape: object) -> LlamaForCausalLM:
     torch.manual_seed(3)
-    config = tiny.config(family, **{**SHAPE, **shape})
+    config = tiny.config(family, **{**tiny.INT8_SHAPE, **shape})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
@@ -186,7 +172,9 @@ def test_answers_do_not_change_with_the_batch_or_the_drafts(kernels: Path) -> No
 def test_models_that_the_kernels_do_not_compute_are_told_why(kernels: Path) -> None:
     """Another architecture, another activation, widths that do not fit: each by its name."""
     assert misfit(make_model("gemma2")) == "its architecture is gemma2, not one of llama, mistral, qwen2, qwen3"
-    odd = AutoModelForCausalLM.from_config(tiny.config("llama", **{**SHAPE, "head_dim": 8}), dtype=torch.float32)
+    odd = AutoModelForCausalLM.from_config(
+        tiny.config("llama", **{**tiny.INT8_SHAPE, "head_dim": 8}), dtype=torch.float32
+    )
     with pytest.raises(MisfitError, match="head dimension 8"):
         make_native_target(odd, tiny.tokenizer(), "odd", kernels)
 
