@@ -119,3 +119,51 @@ class ProposesNonsense(Quiet):
                 ]
             )
         return drafts
+
+
+class NowAndThen(NoisyOracle):
+    """Raises at random, in any of its methods."""
+
+    name = "now and then"
+
+    def __init__(self, answers: Mapping[str, Sequence[int]], vocabulary: int, seed: int) -> None:
+        super().__init__(answers, vocabulary, seed=seed)
+        self._dice = random.Random(seed)
+
+    def begin(self, request: Request) -> None:
+        self._maybe_raise()
+        super().begin(request)
+
+    def observe(self, request_id: str, tokens: Sequence[int], hidden: torch.Tensor | None) -> None:
+        super().observe(request_id, tokens, hidden)
+        self._maybe_raise()
+
+    def propose(self, limits: Mapping[str, int]) -> Mapping[str, Draft]:
+        self._maybe_raise()
+        return super().propose(limits)
+
+    def _maybe_raise(self) -> None:
+        if self._dice.random() < 0.05:
+            msg = "bad luck"
+            raise RuntimeError(msg)
+
+
+class Register(Quiet):
+    """Keeps who is in and what it was told of them."""
+
+    name = "register"
+
+    def __init__(self, *, wants_hidden: bool) -> None:
+        self.wants_hidden = wants_hidden
+        self.told: dict[str, list[int]] = {}
+        self.consistent = True
+
+    def begin(self, request: Request) -> None:
+        self.told[request.id] = []
+
+    def observe(self, request_id: str, tokens: Sequence[int], hidden: torch.Tensor | None) -> None:
+        self.told[request_id] += tokens
+        self.consistent &= (None if hidden is None else len(hidden)) == (len(tokens) if self.wants_hidden else None)
+
+    def end(self, request_id: str) -> None:
+        self.told.pop(request_id, None)

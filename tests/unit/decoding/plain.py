@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from ragspec.decoding.request import FinishReason, Sampling
 from ragspec.decoding.target import Target
@@ -42,6 +43,15 @@ class Answer:
     text: str
     finish_reason: FinishReason
     certain: bool
+
+
+def cut(answer: Answer, limit: int, tokenizer: PreTrainedTokenizerBase) -> Answer:
+    """The answer where the window leaves room for `limit` tokens."""
+    if len(answer.tokens) <= limit:
+        return answer
+    tokens = answer.tokens[:limit]
+    text = tokenizer.decode(tokens, skip_special_tokens=True)
+    return replace(answer, tokens=tokens, logprobs=answer.logprobs[:limit], text=text, finish_reason="length")
 
 
 class PlainDecoder:
@@ -77,19 +87,6 @@ class PlainDecoder:
     def text(self, tokens: Tokens) -> str:
         """Special tokens have no letters."""
         return "".join(self._letters[token] for token in tokens)
-
-    def cut(self, answer: Answer, limit: int) -> Answer:
-        """The answer where the window leaves room for `limit` tokens."""
-        if len(answer.tokens) <= limit:
-            return answer
-        tokens = answer.tokens[:limit]
-        return replace(
-            answer,
-            tokens=tokens,
-            logprobs=answer.logprobs[:limit],
-            text=self.text(tokens),
-            finish_reason="length",
-        )
 
     @torch.inference_mode()
     def _behind(self, text: Tokens) -> np.ndarray:

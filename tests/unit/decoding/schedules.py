@@ -1,220 +1,175 @@
 """Random schedules: requests of every kind enter and leave an engine of any size, and each gets the target's own answer.
 
-`python -m tests.unit.decoding.schedules SEED [FAMILY]` replays one.
+`python -m tests.unit.decoding.schedules SEED [WORLD]` replays one.
 """
 
 from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import Any
+from itertools import groupby
+from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from ragspec.decoding.acceptance import Source
 from ragspec.decoding.draft import Draft, Drafter
 from ragspec.decoding.engine import Engine
-from ragspec.decoding.lookup import OwnTextDrafter
+from ragspec.decoding.lookup import JobDrafter, OwnTextDrafter
 from ragspec.decoding.request import Completion, Request, Sampling
-from ragspec.decoding.target import Target
+from ragspec.decoding.step_cost import FREE, StepLoad, StepProfile
 from ragspec.errors import InputError
-from tests import tiny
 from tests.unit.decoding import drafters
-from tests.unit.decoding.plain import Answer, PlainDecoder
+from tests.unit.decoding.plain import Answer, Tokens, cut
 from tests.unit.decoding.records import check_record
+from tests.unit.decoding.worlds import World, world
 
 #: Rounds after which a schedule that has not come to its end never will.
 MOST_ROUNDS = 2000
-
-
-@dataclass(frozen=True)
-class World:
-    """A target and requests whose answers are known.
-
-    Attributes:
-        target: what decodes.
-        plain: the same alone.
-        pool: prompts and how each is to be continued.
-        windows: context windows that schedules have.
-    """
-
-    target: Target
-    plain: PlainDecoder
-    pool: Sequence[tuple[tuple[int, ...], Sampling, Answer]]
-    windows: tuple[int, ...]
-
-
-@lru_cache
-def world(family: str = "smallest") -> World:
-    """The smallest model with 700 requests, or one of a family's shape with 60 that outgrow its sliding window."""
-    rng = random.Random(1)
-    if family == "smallest":
-        return _make_world(rng, tiny.smallest(), prompts=40, requests=700, longest=24, windows=(64, 64, 28, 18))
-    return _make_world(rng, tiny.target(family), prompts=12, requests=60, longest=60, windows=(128, 64))
-
-
-def _make_world(
-    rng: random.Random, target: Target, *, prompts: int, requests: int, longest: int, windows: tuple[int, ...]
-) -> World:
-    plain = PlainDecoder(target)
-    letters = target.vocabulary - 2
-    prefixes = [[rng.randrange(letters) for _ in range(longest)] for _ in range(3)]
-    texts = [_draw_prompt(rng, prefixes, letters) for _ in range(prompts)]
-    pool = []
-    while len(pool) < requests:
-        prompt = rng.choice(texts)
-        free = plain.answer(prompt, Sampling(max_tokens=16)).text
-        sampling = _draw_sampling(rng, free, target)
-        answer = plain.answer(prompt, sampling)
-        # Where a choice is within rounding, another processor may rightly write something else.
-        if answer.certain:
-            pool.append((prompt, sampling, answer))
-    return World(target, plain, pool, windows)
-
-
-def _draw_prompt(rng: random.Random, prefixes: list[list[int]], letters: int) -> tuple[int, ...]:
-    """Half begin like another prompt; the rest of each is random, or repeats a phrase."""
-    longest = len(prefixes[0])
-    begin = rng.choice(prefixes)[: rng.randrange(longest)] if rng.random() < 0.5 else []
-    phrase = [rng.randrange(letters) for _ in range(rng.choice([1, 2, 3, 5, longest]))]
-    rest = (phrase * longest)[: rng.randint(1, longest - len(begin))]
-    return tuple(begin + rest)
-
-
-def _draw_sampling(rng: random.Random, free: str, target: Target) -> Sampling:
-    """Any mixture of options; stop strings are such as the answer may hold."""
-    sampling = Sampling(max_tokens=rng.randint(1, 10))
-    changes: dict[str, Any] = {}
-    if rng.random() < 0.4:
-        changes |= {"temperature": rng.choice([0.6, 1.3]), "seed": rng.randrange(10**6)}
-        changes |= {"top_k": rng.choice([0, 0, 5]), "top_p": rng.choice([1.0, 1.0, 0.7])}
-    if rng.random() < 0.35:
-        changes |= {"repetition_penalty": rng.choice([1.0, 1.5, 0.7])}
-        changes |= {"presence_penalty": rng.choice([0.0, 1.9, -1.1]), "frequency_penalty": rng.choice([0.0, 0.9, -0.7])}
-    if rng.random() < 0.25:
-        (end,) = target.eos_ids
-        tokens = rng.sample(range(target.vocabulary - 2), 2) + [end] * rng.randint(0, 1)
-        changes["logit_bias"] = tuple((token, rng.choice([-100.0, 2.5, 4.5])) for token in tokens)
-    if rng.random() < 0.3:
-        changes["min_tokens"] = rng.randint(1, sampling.max_tokens)
-    if free and rng.random() < 0.4:
-        start = rng.randrange(len(free))
-        changes["stop"] = ("\N{SNOWMAN}", free[start : start + rng.randint(1, 3)])
-    return replace(sampling, **changes)
-
-
-class NowAndThen(drafters.NoisyOracle):
-    """Raises at random, in any of its methods."""
-
-    name = "now and then"
-
-    def __init__(self, answers: Mapping[str, Sequence[int]], vocabulary: int, seed: int) -> None:
-        super().__init__(answers, vocabulary, seed=seed)
-        self._dice = random.Random(seed)
-
-    def begin(self, request: Request) -> None:
-        self._maybe_raise()
-        super().begin(request)
-
-    def observe(self, request_id: str, tokens: Sequence[int], hidden: Any) -> None:
-        super().observe(request_id, tokens, hidden)
-        self._maybe_raise()
-
-    def propose(self, limits: Mapping[str, int]) -> Mapping[str, Draft]:
-        self._maybe_raise()
-        return super().propose(limits)
-
-    def _maybe_raise(self) -> None:
-        if self._dice.random() < 0.05:
-            msg = "bad luck"
-            raise RuntimeError(msg)
-
-
-class Register(drafters.Quiet):
-    """Keeps who is in and what it was told of them."""
-
-    name = "register"
-
-    def __init__(self, *, wants_hidden: bool) -> None:
-        self.wants_hidden = wants_hidden
-        self.told: dict[str, list[int]] = {}
-        self.consistent = True
-
-    def begin(self, request: Request) -> None:
-        self.told[request.id] = []
-
-    def observe(self, request_id: str, tokens: Sequence[int], hidden: Any) -> None:
-        self.told[request_id] += tokens
-        self.consistent &= (None if hidden is None else len(hidden)) == (len(tokens) if self.wants_hidden else None)
-
-    def end(self, request_id: str) -> None:
-        self.told.pop(request_id, None)
+#: Slots that memory holds.
+SLOTS = 100
 
 
 @dataclass
 class Schedule:
-    """One run, all of it drawn from its seed."""
+    """One run, all of it drawn from its seed.
+
+    Attributes:
+        seen: how often happened what a test of many schedules wants to have happened.
+    """
 
     world: World
     seed: int
     requests: dict[str, Request] = field(default_factory=dict)
     expected: dict[str, Answer] = field(default_factory=dict)
     done: dict[str, Completion] = field(default_factory=dict)
+    seen: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
         self.window = self.rng.choice(self.world.windows)
-        for i in range(self.rng.randint(1, 5)):
-            prompt, sampling, answer = self.rng.choice(self.world.pool)
-            sampling = replace(sampling, speculation=self.rng.random() < 0.9)
-            self.requests[f"r{i}"] = Request(
-                f"r{i}", prompt, sampling, self._passages(prompt), interactive=self.rng.random() < 0.3
-            )
-            self.expected[f"r{i}"] = self.world.plain.cut(answer, self.window - len(prompt))
-        self.register = Register(wants_hidden=self.rng.random() < 0.3)
+        families = self.rng.sample(self.world.families, self.rng.choice([1, 2, 4]))
+        prompts = [prompt for family in families for prompt in family]
+        # Few prompts and some asked twice: then prefixes are shared, and answers of a job are alike.
+        prompts = self.rng.sample(prompts, self.rng.choice([2, 3, len(prompts), len(prompts)]))
+        asked = []
+        for i in range(self.rng.randint(1, 7)):
+            if not asked or self.rng.random() < 0.7:
+                prompt = self.rng.choice(prompts)
+                asked.append((prompt, *self.rng.choice(self.world.answers[prompt])))
+            self._draw_request(f"r{i}", *self.rng.choice(asked))
+        self.register = drafters.Register(wants_hidden=self.rng.random() < 0.3)
         self.engine = self._engine()
+        #: Answers that ended or were given up, by group: what drafts of the group may be copied from.
+        self._given: dict[str | None, list[Tokens]] = {"a": [], "b": []}
+        self._interrupted: set[str] = set()
+        self._watch()
 
-    def _passages(self, prompt: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    def _draw_request(self, name: str, prompt: Tokens, sampling: Sampling, answer: Answer) -> None:
+        sampling = replace(sampling, speculation=self.rng.random() < 0.9)
         start = self.rng.randint(0, len(prompt))
-        return ((start, self.rng.randint(start, len(prompt))),)
+        self.requests[name] = Request(
+            name,
+            prompt,
+            sampling,
+            passage_spans=((start, self.rng.randint(start, len(prompt))),),
+            interactive=self.rng.random() < len(self.requests) / 8,  # the later, the likelier: bulk ones run by then
+            group=self.rng.choice(["a", "a", "b", "b", None]),
+        )
+        self.expected[name] = cut(answer, self.window - len(prompt), self.world.target.tokenizer)
 
     def _engine(self) -> Engine:
+        # As if memory held so many slots, so that a share of it is a number of keeping slots: few, and prefixes contend.
+        free = SLOTS * self.world.target.slot_bytes(self.window)
+        self.share = self.rng.choice([0, 0.5, 1.5, 1.5, 1.5, 2.5]) / SLOTS
+        with mock.patch("ragspec.decoding.memory.free_memory", return_value=free):
+            return Engine(
+                self.world.target,
+                max_batch=self.rng.choice([1, 1, 1, 2, 4]),
+                context_window=self.window,
+                prefill_chunk=self.rng.choice([5, 16, 40, 512]),
+                max_draft=self.rng.choice([0, 1, 3, 5, 8, 12]),
+                drafters=[*self._drafters(), self.register],
+                prefix_cache=self.share,
+                step_profile=self.rng.choice([FREE, self._profile()]),
+            )
+
+    def _drafters(self) -> list[Drafter]:
         known = {i: answer.tokens for i, answer in self.expected.items()}
         vocabulary, seed = self.world.target.vocabulary, self.seed
         kinds: list[Drafter] = [
             *(drafters.NoisyOracle(known, vocabulary, noise=noise, seed=seed) for noise in (0, 0.1, 0.3, 1)),
-            OwnTextDrafter(),
-            NowAndThen(known, vocabulary, seed),
+            drafters.NowAndThen(known, vocabulary, seed),
             drafters.ProposesNonsense(vocabulary, seed),
         ]
-        return Engine(
-            self.world.target,
-            max_batch=self.rng.choice([1, 2, 3, 5]),
-            context_window=self.window,
-            prefill_chunk=self.rng.choice([5, 16, 40, 512]),
-            max_draft=self.rng.choice([0, 1, 3, 5, 8, 12]),
-            drafters=[*self.rng.sample(kinds, self.rng.choice([1, 2, 2, 3])), self.register],
-        )
+        lookups: list[Drafter] = [OwnTextDrafter(), JobDrafter()]
+        return [*lookups[: self.rng.choice([0, 1, 2, 2, 2])], *self.rng.sample(kinds, self.rng.choice([0, 0, 1, 2]))]
+
+    def _profile(self) -> StepProfile:
+        """Draft rows so dear that many are not worth verifying."""
+        row = self.rng.choice([0.03, 0.1, 0.4])
+        return StepProfile((1, 5), (1, 2), ((1.0, 1.0 + row), (2.0, 2.0 + 5 * row)), 20, 0.001, (4, 16), (1.0, 2.0))
+
+    def _watch(self) -> None:
+        """Count what the engine does unseen, and let its clock be drawn too: what is cut and when drafters rest hangs on it."""
+        panel, width, cache = self.engine._panel, self.engine._width, self.engine._cache
+        propose, draft, copy_prefix = panel.propose, width.draft, cache.copy_prefix
+        proposed: dict[str, list[Draft]] = {}
+        time, pace = random.Random(self.seed), self.rng.choice([1e-6, 1e-6, 1e-6, 0.2, 2.0])
+        now = 0.0
+
+        def clock() -> float:
+            nonlocal now
+            now += pace * time.random()
+            return now
+
+        def watched_propose(limits: Mapping[str, int]) -> dict[str, list[Draft]]:
+            proposed.update(propose(limits))
+            self.seen["asked"] += 1
+            return dict(proposed)
+
+        def watched_draft(limits: Mapping[str, int], load: StepLoad) -> dict[str, Draft]:
+            proposed.clear()
+            asked = self.seen["asked"]
+            drafts = draft(limits, load)
+            self.seen["pauses"] += bool(limits) and self.seen["asked"] == asked
+            for request_id, offers in proposed.items():
+                verified = len(drafts[request_id].tokens) if request_id in drafts else 0
+                self.seen["cuts"] += verified < min(len(offer.tokens) for offer in offers)
+            return drafts
+
+        def watched_copy(source: int, destination: int, length: int) -> None:
+            self.seen["kept"] += destination >= self.engine._scheduler._slots.working
+            copy_prefix(source, destination, length)
+
+        panel.propose, width.draft, width._clock = watched_propose, watched_draft, clock
+        cache.copy_prefix = watched_copy
 
     def run(self) -> None:
         """Let requests enter, leave and be cancelled until none is left, then compare."""
         pending = list(self.requests.values())
         entered: set[str] = set()
         for _ in range(MOST_ROUNDS):
-            for _ in range(min(len(pending), self.rng.choice([0, 1, 3, 6]))):
+            for _ in range(min(len(pending), self.rng.choice([0, 0, 0, 1, 2, 4]))):
                 entered.update(self._enter(pending.pop(0)))
             if entered and self.rng.random() < 0.05:
                 cancelled = self.rng.choice(sorted(entered))
                 self.engine.cancel(cancelled)
                 if cancelled not in self.done:
                     entered.discard(cancelled)
+                    self._give(cancelled)
                     # One that was cancelled may come again under its name.
                     pending += [self.requests[cancelled]] if self.rng.random() < 0.5 else []
             for completion in self.engine.step():
                 assert completion.request_id not in self.done
                 self.done[completion.request_id] = completion
+                self._check_job_drafts(completion)
+            self._interrupted |= {s.request.id for _, s in self.engine._scheduler._line if len(s.tokens) > 1}
             if not pending and not self.engine.has_work:
                 break
         assert set(self.done) == entered
@@ -222,6 +177,7 @@ class Schedule:
         assert self.register.consistent
         for request_id, completion in self.done.items():
             self._compare(completion, self.expected[request_id])
+        self._count()
 
     def _enter(self, request: Request) -> list[str]:
         if len(request.prompt) < self.window:
@@ -231,26 +187,59 @@ class Schedule:
             self.engine.add(request)
         return []
 
+    def _give(self, request_id: str) -> None:
+        self._given.setdefault(self.requests[request_id].group, []).append(self.expected[request_id].tokens)
+
+    def _check_job_drafts(self, completion: Completion) -> None:
+        """What was copied from the job stands in an earlier answer of that job."""
+        record, group = completion.acceptance, self.requests[completion.request_id].group
+        marked = zip(record.token_ids, record.token_sources, strict=True)
+        for source, run in groupby(marked, key=lambda pair: pair[1]):
+            copied = tuple(token for token, _ in run)
+            if source is Source.JOB:
+                self.seen["job tokens"] += len(copied)
+                assert group is not None
+                assert any(
+                    answer[start : start + len(copied)] == copied
+                    for answer in self._given[group]
+                    for start in range(len(answer))
+                ), f"{completion.request_id} of job {group} copied {copied}, which stands in none of {self._given}"
+        self._give(completion.request_id)
+
     def _compare(self, completion: Completion, expected: Answer) -> None:
         record, request = completion.acceptance, self.requests[completion.request_id]
         written = (record.token_ids, completion.finish_reason, completion.text)
         alone = (expected.tokens, expected.finish_reason, expected.text)
+        assert completion.finish_reason != "error"
         assert written == alone, f"{request} gets {written}, alone {alone}"
-        assert record.token_logprobs == pytest.approx(expected.logprobs, abs=1e-3)
+        assert record.token_logprobs == pytest.approx(expected.logprobs, rel=0, abs=self.world.tolerance)
         assert request.sampling.speculation or not record.num_draft_tokens
+        assert completion.cached_prompt_tokens < len(request.prompt)
         check_record(completion)
 
+    def _count(self) -> None:
+        assert self.share or not self.engine.prefix_hit_tokens
+        self.seen["prefix hits"] += self.engine.prefix_hit_tokens
+        self.seen["evictions"] += max(0, self.seen["kept"] - len(self.engine._scheduler._slots._kept))
+        self.seen["resumptions"] += len(self._interrupted & set(self.done))
+        for completion in self.done.values():
+            self.seen[completion.finish_reason] += 1
+            record = completion.acceptance
+            self.seen["accepted"] += record.num_accepted_draft_tokens
+            self.seen["refused"] += record.num_draft_tokens - record.num_accepted_draft_tokens
 
-def replay(seed: int, family: str = "smallest") -> Schedule:
-    """Run the schedule of a seed; a failure says how to run it again."""
+
+def replay(seed: int, name: str = "smallest", kernels: Path | None = None) -> Counter[str]:
+    """Run the schedule of a seed and return what it saw; a failure says how to run it again."""
+    schedule = Schedule(world(name, kernels), seed)
     try:
-        schedule = Schedule(world(family), seed)
         schedule.run()
     except Exception as error:
-        again = f"python -m tests.unit.decoding.schedules {seed} {family}"
-        raise AssertionError(f"schedule {seed} of {family} fails; replay it by `{again}`: {error}") from error
-    return schedule
+        again = f"python -m tests.unit.decoding.schedules {seed} {name}"
+        raise AssertionError(f"schedule {seed} of {name} fails; replay it by `{again}`: {error}") from error
+    return schedule.seen
 
 
 if __name__ == "__main__":
-    replay(int(sys.argv[1]), *sys.argv[2:3])
+    with tempfile.TemporaryDirectory() as folder:
+        replay(int(sys.argv[1]), *sys.argv[2:3], kernels=Path(folder))

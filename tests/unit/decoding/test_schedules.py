@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -12,22 +13,33 @@ from tests.unit.decoding import schedules
 BLOCKS = 20
 #: All blocks together make 5,000.
 SCHEDULES_PER_BLOCK = 250
-SCHEDULES_PER_FAMILY = 40
+SCHEDULES_PER_FAMILY = 25
+SCHEDULES_IN_EIGHT_BITS = 300
+
+#: What happens so often at least in a block, or the block shows nothing.
+LEAST = {
+    "stop": 20,
+    "stop_string": 20,
+    "length": 20,
+    "accepted": 80,
+    "refused": 80,
+    "prefix hits": 1000,
+    "evictions": 3,
+    "resumptions": 5,
+    "job tokens": 5,
+    "cuts": 20,
+    "pauses": 20,
+}
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_every_answer_of_a_random_schedule_is_the_targets_own(block: int) -> None:
     """The seeds are fixed, and a failure names the one that replays it."""
-    reasons: Counter[str] = Counter()
-    accepted = refused = 0
+    seen: Counter[str] = Counter()
     for seed in range(block * SCHEDULES_PER_BLOCK, (block + 1) * SCHEDULES_PER_BLOCK):
-        for completion in schedules.replay(seed).done.values():
-            reasons[completion.finish_reason] += 1
-            accepted += completion.acceptance.num_accepted_draft_tokens
-            refused += completion.acceptance.num_draft_tokens - completion.acceptance.num_accepted_draft_tokens
+        seen += schedules.replay(seed)
 
-    assert min(reasons[reason] for reason in ("stop", "stop_string", "length")) > 20
-    assert min(accepted, refused) > 200
+    assert {what: seen[what] for what in LEAST if seen[what] < LEAST[what]} == {}
 
 
 @pytest.mark.parametrize("family", sorted(tiny.FAMILIES))
@@ -35,3 +47,12 @@ def test_schedules_hold_for_every_family(family: str) -> None:
     """Grouped heads, biases, norms on queries, sliding windows, soft caps and sinks."""
     for seed in range(SCHEDULES_PER_FAMILY):
         schedules.replay(seed, family)
+
+
+def test_schedules_in_eight_bits_change_no_bit(kernels: Path) -> None:
+    """Tokens and log-probabilities are those of the same target alone, one token a step, in a cache of its own."""
+    seen: Counter[str] = Counter()
+    for seed in range(SCHEDULES_IN_EIGHT_BITS):
+        seen += schedules.replay(seed, "int8", kernels)
+
+    assert {what: seen[what] for what in LEAST if seen[what] < 3} == {}
