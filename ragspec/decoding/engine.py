@@ -154,18 +154,25 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
-        """One forward pass over everything that runs; returns what finished."""
+        """One forward pass over everything that runs; returns what finished.
+
+        Where the pass raises (out of memory, Ctrl-C), nothing is lost: the next step does its work again.
+        """
         for sequence in self._scheduler.admit():
             if sequence.request.sampling.speculation and self._max_draft:
                 self._panel.begin(sequence.request)
         chunks = self._scheduler.prompt_chunks()
         decoding = self._scheduler.decoding()
-        drafts = self._drafts(decoding, sum(chunk.length for chunk in chunks))
         if not decoding and not chunks:
             return []
-        turns, output = self._forward(decoding, drafts, chunks)
-        self.steps += 1
-        self._emit(turns, output)
+        try:
+            drafts = self._drafts(decoding, sum(chunk.length for chunk in chunks))
+            turns, output = self._forward(decoding, drafts, chunks)
+            self.steps += 1
+            self._emit(turns, output)
+        except BaseException:  # Ctrl-C too: whoever catches it may step on
+            self._scheduler.withdraw(chunks)
+            raise
         return [self._finish(turn.sequence) for turn in turns if turn.sequence.finish_reason is not None]
 
     def _drafts(self, decoding: list[Sequence], prompt_rows: int) -> dict[str, Draft]:

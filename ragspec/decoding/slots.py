@@ -82,8 +82,12 @@ class SlotPool:
     def extend(self, slot: int, start: int, tokens: Sequence[int]) -> None:
         """A slot's owner computes these tokens in this step, behind its first `start`."""
         if self._reuse:
-            self._index.cut(slot, start)  # a step that failed may have announced more
+            self._index.cut(slot, start)
             self._index.extend(slot, tokens)
+
+    def cut(self, slot: int, length: int) -> None:
+        """A slot's owner has computed no more than its first `length` tokens: the step that was to go on failed."""
+        self._index.cut(slot, length)
 
     def release(self, slot: int, text: Sequence[int]) -> None:
         """A slot's owner leaves; `text` is what is cached of it."""
