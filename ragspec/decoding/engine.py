@@ -264,7 +264,8 @@ class Engine:
             sequence.cached += count
             accepted = sum(source is not Source.TARGET for _, source in tokens[:count])
             sequence.record_step(len(turn.draft.tokens), accepted)
-        if sequence.finish_reason is None and sequence.request.sampling.speculation and self._max_draft:
+        # The last tokens of an answer too: drafters that keep it would else keep it without its end.
+        if count and sequence.finish_reason != "error" and sequence.request.sampling.speculation and self._max_draft:
             behind = None if hidden is None else hidden[turn.first_row : turn.first_row + count]
             self._panel.observe(sequence.request.id, [token for token, _ in tokens[:count]], behind)
 
