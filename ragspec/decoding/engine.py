@@ -62,7 +62,7 @@ class Engine:
         prefix_cache: share of the free memory, 0 to 1, for slots that keep the prefixes of finished prompts; 0 computes
             every prompt in full.
         step_profile: what steps take, by which the width of drafts is chosen (`profile_steps`); without it every draft is
-            verified whole, which loses time in large batches.
+            verified whole, which loses time where drafts are poor or batches large.
 
     Raises:
         SettingsError: not even one slot fits the device's memory.
