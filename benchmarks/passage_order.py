@@ -124,9 +124,11 @@ def decode(settings: Settings, prompts: dict[str, list[Prompt]], gold: Sequence[
     """Answer every question with each order and print scores and speed."""
     from ragspec.decoding.engine import Engine
     from ragspec.decoding.loading import load_configured
+    from ragspec.decoding.profiling import profile_steps
     from ragspec.decoding.request import Request, Sampling
 
     target = load_configured(settings)
+    profile = profile_steps(target, max_batch=settings.max_batch, window=settings.context_window)
     print(f"{'order':<20}{'EM':>8}{'contains':>10}{'F1':>8}{'hits':>8}{'seconds':>10}{'questions/s':>13}")
     for name in DECODED:
         engine = Engine(
@@ -136,10 +138,15 @@ def decode(settings: Settings, prompts: dict[str, list[Prompt]], gold: Sequence[
             prefill_chunk=settings.prefill_chunk,
             max_draft=settings.max_draft,
             prefix_cache=settings.prefix_cache,
+            step_profile=profile,
         )
         started = time.perf_counter()
         for number, prompt in sorted(enumerate(prompts[name]), key=lambda numbered: numbered[1].token_ids):
-            engine.add(Request(str(number), prompt.token_ids, Sampling(max_tokens=max_tokens), prompt.passage_spans))
+            engine.add(
+                Request(
+                    str(number), prompt.token_ids, Sampling(max_tokens=max_tokens), prompt.passage_spans, group="job"
+                )
+            )
         answers: dict[int, str] = {}
         while engine.has_work:
             answers |= {int(completion.request_id): completion.text for completion in engine.step()}

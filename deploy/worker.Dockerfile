@@ -4,6 +4,11 @@ FROM python:3.11.11-slim-bookworm
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 RAGSPEC_HOME=/var/lib/ragspec \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 
+# For RAGSPEC_DEVICE=cpu: the int8 kernels are compiled for the processor that they meet, at first start.
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends g++ \
+ && rm -rf /var/lib/apt/lists/*
+
 # A volume takes over this folder's owner when it is made.
 RUN useradd --system --uid 10001 --create-home ragspec \
  && install --directory --owner=ragspec --group=ragspec /var/lib/ragspec /data

@@ -48,7 +48,7 @@ PEERS = (
     _peer("transformers", "transformers", "transformers", {"mode": "plain"}, batched=False),
     # Its `generate` takes prompt lookup for a batch of one only.
     _peer("transformers-lookup", "transformers", "transformers", {"mode": "lookup"}, batched=False),
-    _peer("transformers-padded", "transformers", "transformers", {"mode": "padded", "batch": 8}, single=False),
+    _peer("transformers-padded", "transformers", "transformers", {"mode": "padded"}, single=False),
     _peer("transformers-continuous", "transformers", "transformers", {"mode": "continuous"}, single=False),
     _peer("vllm", "vllm", "vllm"),
     _peer("vllm-lookup", "vllm", "vllm", {"lookup": True}),

@@ -19,7 +19,9 @@ def token_texts(settings: Settings, answer: Answer) -> list[str] | None:
     folder = find_model(settings.model, settings.models_folder)
     if folder is None or not (folder / "tokenizer.json").is_file():
         return None
-    if model_identity(settings.model, folder) != answer.model.rpartition("+")[0]:  # behind it stands the precision
+    identity = model_identity(settings.model, folder)
+    # Behind the identity stands the precision, since there are several; the tokens are the same in each.
+    if answer.model != identity and not answer.model.startswith(f"{identity}+"):
         return None
     try:
         from tokenizers import Tokenizer

@@ -62,7 +62,7 @@ class Engine:
         prefix_cache: share of the free memory, 0 to 1, for slots that keep the prefixes of finished prompts; 0 computes
             every prompt in full.
         step_profile: what steps take, by which the width of drafts is chosen (`profile_steps`); without it every draft is
-            verified whole, which loses time in large batches.
+            verified whole, which loses time where drafts are poor or batches large.
 
     Raises:
         SettingsError: not even one slot fits the device's memory.
@@ -154,18 +154,25 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
-        """One forward pass over everything that runs; returns what finished."""
+        """One forward pass over everything that runs; returns what finished.
+
+        Where the pass raises (out of memory, Ctrl-C), nothing is lost: the next step does its work again.
+        """
         for sequence in self._scheduler.admit():
             if sequence.request.sampling.speculation and self._max_draft:
                 self._panel.begin(sequence.request)
         chunks = self._scheduler.prompt_chunks()
         decoding = self._scheduler.decoding()
-        drafts = self._drafts(decoding, sum(chunk.length for chunk in chunks))
         if not decoding and not chunks:
             return []
-        turns, output = self._forward(decoding, drafts, chunks)
-        self.steps += 1
-        self._emit(turns, output)
+        try:
+            drafts = self._drafts(decoding, sum(chunk.length for chunk in chunks))
+            turns, output = self._forward(decoding, drafts, chunks)
+            self.steps += 1
+            self._emit(turns, output)
+        except BaseException:  # Ctrl-C too: whoever catches it may step on
+            self._scheduler.withdraw(chunks)
+            raise
         return [self._finish(turn.sequence) for turn in turns if turn.sequence.finish_reason is not None]
 
     def _drafts(self, decoding: list[Sequence], prompt_rows: int) -> dict[str, Draft]:
@@ -257,7 +264,8 @@ class Engine:
             sequence.cached += count
             accepted = sum(source is not Source.TARGET for _, source in tokens[:count])
             sequence.record_step(len(turn.draft.tokens), accepted)
-        if sequence.finish_reason is None and sequence.request.sampling.speculation and self._max_draft:
+        # The last tokens of an answer too: drafters that keep it would else keep it without its end.
+        if count and sequence.finish_reason != "error" and sequence.request.sampling.speculation and self._max_draft:
             behind = None if hidden is None else hidden[turn.first_row : turn.first_row + count]
             self._panel.observe(sequence.request.id, [token for token, _ in tokens[:count]], behind)
 

@@ -41,8 +41,6 @@ _BEHIND: dict[Text, tuple[float, ...]] = {
     "own": (0.55, 0.55, 0.67, 0.74, 0.83, 0.85, 0.93),
     "job": (0.19, 0.19, 0.43, 0.47, 0.64, 0.68, 0.92),
 }
-#: RAGSPEC_MAX_DRAFT goes no higher.
-_LONGEST_DRAFT = 64
 
 
 def evidence(text: Text, match: Match, votes: int, count: int) -> tuple[Evidence, ...]:
@@ -52,12 +50,13 @@ def evidence(text: Text, match: Match, votes: int, count: int) -> tuple[Evidence
         text: where it was copied from: the request's own, or its job's answers.
         match: what it was copied behind.
         votes: of the match's occurrences, those that go on with the draft's first token.
-        count: at most `_LONGEST_DRAFT`.
+        count: of the draft's tokens.
     """
     if not count:
         return ()
     first = _FIRST_KINDS[text, _agreement(votes, len(match.places)), match.length]
-    return first, *_BEHIND_KINDS[text][match.length + 1 : match.length + count]
+    behind = _BEHIND_KINDS[text]
+    return first, *(behind[min(match.length + ahead, LONGEST_MATCH)] for ahead in range(1, count))
 
 
 def _agreement(votes: int, occurrences: int) -> str:
@@ -84,7 +83,7 @@ _FIRST_KINDS = {
 _BEHIND_KINDS = {
     text: tuple(
         Evidence((text, "behind", _LENGTHS[column]), priors[column])
-        for column in (max(0, _column(length)) for length in range(LONGEST_MATCH + _LONGEST_DRAFT + 1))
+        for column in (max(0, _column(length)) for length in range(LONGEST_MATCH + 1))
     )
     for text, priors in _BEHIND.items()
 }

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ragspec.decoding.attention import Segment
-from ragspec.decoding.step_cost import StepProfile
+from ragspec.decoding.memory import free_memory, plan_slots
+from ragspec.decoding.step_cost import FREE, StepProfile
 from ragspec.decoding.target import Target
 
 log = logging.getLogger(__name__)
@@ -21,8 +22,9 @@ WIDTHS = (1, 2, 4, 8)
 MOST_ROWS = 64
 #: Between two batch sizes that are timed lies this factor.
 BATCH_STEP = 4
-#: Rows of a prompt chunk that are timed.
-CHUNK_ROWS = (16, 64, 128)
+#: Rows of the longest prompt chunk that is timed, where the window allows, and the parts of it that are timed too.
+LONGEST_CHUNK = 128
+CHUNK_PARTS = (8, 2)
 #: Tokens in the cache of each sequence, where the window allows.
 CONTEXT = 512
 #: Each pass is timed so often, and the fastest counts: what disturbs a pass only ever makes it slower.
@@ -35,38 +37,57 @@ def profile_steps(
 ) -> StepProfile:
     """Time decode passes by sequences and width, prompt chunks by rows, and what context adds.
 
-    Takes some 30 passes. The cache it reads is its own and holds zeros: a pass takes as long over them.
+    Takes some 30 passes. The cache it reads is its own and holds zeros: a pass takes as long over them. It has as many slots as
+    the engine will have, where memory does not hold `max_batch`, and is given back before the engine takes its own.
 
     Args:
         target: what is timed.
         max_batch: most sequences that decode together.
-        window: tokens of prompt and answer.
+        window: tokens of prompt and answer, at least 2; the target's own limit caps it.
         clock: seconds.
 
-    Raises:
-        RuntimeError: the memory does not suffice.
+    Returns:
+        The profile, or `FREE` with a warning where a pass fails.
     """
     began = clock()
-    context = min(CONTEXT, max(1, window // 2))
-    timer = _Timer(target, max_batch, context + max(CHUNK_ROWS), clock)
-    sequences = tuple(sorted({*_powers(max_batch), max_batch}))
+    window = min(window, target.context_window)
+    slots = plan_slots(free_memory(target.device), target.slot_bytes(window), max_batch, 0.0).working
+    try:
+        profile = _profile(target, slots, window, clock)
+    except RuntimeError as error:  # memory, in the allocator's words; the engine decodes all the same
+        log.warning(
+            "steps are not profiled, so every draft is verified whole: %s", error, extra={"action": "profile_steps"}
+        )
+        profile = FREE
+    else:
+        log.info("steps profiled in %.1f s", clock() - began, extra={"action": "profile_steps", "profile": profile})
+    if target.device.type == "cuda":
+        torch.cuda.empty_cache()  # what torch keeps for itself does not look free to whoever plans the engine's slots
+    return profile
+
+
+def _profile(target: Target, slots: int, window: int, clock: Callable[[], float]) -> StepProfile:
+    context = min(CONTEXT, window // 2, window - WIDTHS[1])
+    widths = tuple(width for width in WIDTHS if context + width <= window)
+    longest = min(LONGEST_CHUNK, window)
+    chunk_rows = tuple(sorted({longest, *(max(1, longest // part) for part in CHUNK_PARTS)}))
+    timer = _Timer(target, slots, max(context + widths[-1], longest), clock)
+    sequences = tuple(sorted({*_powers(slots), slots}))
     timer.decode(1, 1, context)  # the first pass loads kernels and makes buffers
     decode = tuple(
-        tuple(timer.decode(count, width, context) for width in WIDTHS if width <= 2 or count * width <= MOST_ROWS)
+        tuple(timer.decode(count, width, context) for width in widths if width <= 2 or count * width <= MOST_ROWS)
         for count in sequences
     )
-    short = timer.decode(max_batch, 1, 1)
-    profile = StepProfile(
+    short = timer.decode(slots, 1, 1)
+    return StepProfile(
         sequences=sequences,
-        widths=WIDTHS,
+        widths=widths,
         decode=decode,
         context=context,
-        context_token=max(0.0, decode[-1][0] - short) / (max_batch * max(1, context - 1)),
-        chunk_rows=CHUNK_ROWS,
-        chunk=tuple(timer.chunk(rows) for rows in CHUNK_ROWS),
+        context_token=max(0.0, decode[-1][0] - short) / (slots * max(1, context - 1)),
+        chunk_rows=chunk_rows,
+        chunk=tuple(timer.chunk(rows) for rows in chunk_rows),
     )
-    log.info("steps profiled in %.1f s", clock() - began, extra={"action": "profile_steps", "profile": profile})
-    return profile
 
 
 class _Timer:

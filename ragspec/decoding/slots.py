@@ -10,23 +10,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from ragspec.decoding.prefix import BLOCK, Match, PrefixIndex
+from ragspec.decoding.target import Cache
 
 #: A text is moved to a keeping slot where at least this share of it is held nowhere else. Prompts of one passage set differ in
 #: the question, some 150 of 700 tokens with the answer: keeping each of them would push out other passages for little.
 WORTH_KEEPING = 0.25
 #: Nobody shares a prefix.
 NO_DONOR = -1
-
-
-class SlotMemory(Protocol):
-    """What holds the keys and values; `ragspec.decoding.cache.SlotCache`."""
-
-    def copy_prefix(self, source: int, destination: int, length: int) -> None: ...
-
-    def clear(self, slot: int) -> None: ...
 
 
 class SlotPool:
@@ -39,7 +31,7 @@ class SlotPool:
         reuse: whether prefixes are kept and copied at all.
     """
 
-    def __init__(self, memory: SlotMemory, *, working: int, keeping: int = 0, reuse: bool = True) -> None:
+    def __init__(self, memory: Cache, *, working: int, keeping: int = 0, reuse: bool = True) -> None:
         self.working = working
         self._memory = memory
         self._reuse = reuse
@@ -90,8 +82,12 @@ class SlotPool:
     def extend(self, slot: int, start: int, tokens: Sequence[int]) -> None:
         """A slot's owner computes these tokens in this step, behind its first `start`."""
         if self._reuse:
-            self._index.cut(slot, start)  # a step that failed may have announced more
+            self._index.cut(slot, start)
             self._index.extend(slot, tokens)
+
+    def cut(self, slot: int, length: int) -> None:
+        """A slot's owner has computed no more than its first `length` tokens: the step that was to go on failed."""
+        self._index.cut(slot, length)
 
     def release(self, slot: int, text: Sequence[int]) -> None:
         """A slot's owner leaves; `text` is what is cached of it."""

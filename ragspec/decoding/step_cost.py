@@ -69,7 +69,7 @@ class StepProfile:
     chunk: tuple[float, ...]
 
 
-#: Every row beside the first is free: all drafts are verified whole.
+#: Nothing was measured; rows count as free, and all drafts are verified whole.
 FREE = StepProfile((1,), (1, 2), ((1.0, 1.0),), 0, 0.0, (1, 2), (1.0, 1.0))
 
 
@@ -89,6 +89,11 @@ class StepCost:
         self._chunk: Floats = np.maximum.accumulate(np.array(profile.chunk))
         self._level = 1.0
 
+    @property
+    def profiled(self) -> bool:
+        """Whether there is a profile at all."""
+        return self._profile is not FREE
+
     def seconds(self, load: StepLoad, most: int) -> Floats:
         """Of a step with 0, 1, ..., `most` draft rows, [most + 1], never falling.
 
@@ -104,7 +109,7 @@ class StepCost:
 
     def observe(self, load: StepLoad, drafted: int, seconds: float) -> None:
         """Correct the table by a step that was made. Steps with prompt chunks teach nothing: they vary too much."""
-        if load.prompt_rows or seconds <= 0 or self._profile is FREE:
+        if load.prompt_rows or seconds <= 0 or not self.profiled:
             return
         ratio = seconds / float(self.seconds(load, drafted)[-1])
         self._level += _LEVEL_RATE * (ratio - self._level)

@@ -33,16 +33,6 @@ class StepOutput:
 class Cache(Protocol):
     """Keys and values of many sequences, one slot each; how long a slot is, its owner knows."""
 
-    @property
-    def slots(self) -> int:
-        """Sequences held at once."""
-        ...
-
-    @property
-    def capacity(self) -> int:
-        """Tokens a slot holds."""
-        ...
-
     def copy_prefix(self, source: int, destination: int, length: int) -> None:
         """Give `destination` the first `length` tokens that `source` holds."""
         ...

@@ -83,7 +83,7 @@ class WidthController:
         self._drafted_in_a_row = 0
 
     def draft(self, limits: Mapping[str, int], load: StepLoad) -> dict[str, Draft]:
-        """The drafts to verify in a step.
+        """The drafts to verify in a step; where nobody measured what steps take, the likeliest of each sequence, whole.
 
         Args:
             limits: most draft tokens of each decoding sequence that may speculate.
@@ -92,6 +92,8 @@ class WidthController:
         self._learn_cost()
         if self._rates.turn(limits):
             self._thrift.forgive()
+        if not self._cost.profiled:
+            return {request_id: draft for request_id, (draft, _) in self._likeliest(limits).items()}
         asking = limits and self._thrift.allows() and self._drafted_in_a_row < PLAIN_EVERY
         drafts = self._drafts(limits, load) if asking else {}
         drafted = sum(len(draft.tokens) for draft in drafts.values())
@@ -107,13 +109,18 @@ class WidthController:
 
     def _drafts(self, limits: Mapping[str, int], load: StepLoad) -> dict[str, Draft]:
         began = self._clock()
-        best: dict[str, tuple[Draft, list[float]]] = {}
-        for request_id, drafts in self._panel.propose(limits).items():
-            rated = [(draft, self._rates.survival(request_id, draft)) for draft in drafts]
-            best[request_id] = max(rated, key=lambda pair: sum(pair[1])) if len(rated) > 1 else rated[0]
+        best = self._likeliest(limits)
         widths, gain = choose_widths({i: survival for i, (_, survival) in best.items()}, load, self._cost)
         self._thrift.weigh(gain, self._clock() - began)
         return {request_id: best[request_id][0].cut(width) for request_id, width in widths.items()}
+
+    def _likeliest(self, limits: Mapping[str, int]) -> dict[str, tuple[Draft, list[float]]]:
+        """Of each request's drafts the one that promises most, and its tokens' survival probabilities."""
+        best = {}
+        for request_id, drafts in self._panel.propose(limits).items():
+            rated = [(draft, self._rates.survival(request_id, draft)) for draft in drafts]
+            best[request_id] = max(rated, key=lambda pair: sum(pair[1])) if len(rated) > 1 else rated[0]
+        return best
 
     def _learn_cost(self) -> None:
         """Time the step before: from its drafts to its last verdict, which waits for the device."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from ragspec.errors import ServiceUnavailableError, SettingsError
 from ragspec.services.record import hold_home
-from ragspec.settings import SERVICES_FILE, load_settings
+from ragspec.settings import PREFIX, SERVICES_FILE, Settings, load_settings
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -77,3 +80,16 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
 
     assert load_settings().home == Path("~/.ragspec").expanduser()
     assert load_settings().database_url is None
+
+
+@pytest.mark.parametrize("package", ["ragspec", "producer", "worker", "benchmarks"])
+def test_code_and_its_messages_name_settings_that_there_are(package: str) -> None:
+    """Advice to set what does not exist helps nobody."""
+    known = {PREFIX + name.upper() for name in Settings.model_fields} | {"RAGSPEC_X"}
+    named = {
+        name
+        for file in (ROOT / package).rglob("*.py")
+        for name in re.findall(r"\bRAGSPEC_[A-Z_]+\b", file.read_text(encoding="utf-8"))
+    }
+
+    assert named - known == set()

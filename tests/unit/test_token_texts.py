@@ -17,8 +17,8 @@ from ragspec.settings import Settings
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """A model folder whose tokenizer writes each byte as a token."""
-    folder = tmp_path / "tiny"
+    """A model folder whose tokenizer writes each byte as a token; its name looks like one with a precision behind it."""
+    folder = tmp_path / "tiny+chat"
     folder.mkdir()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
@@ -30,12 +30,12 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(model=str(folder), home=tmp_path / "home")
 
 
-def answer(settings: Settings, text: str) -> Answer:
+def answer(settings: Settings, text: str, precision: str = "+float32") -> Answer:
     tokens = Tokenizer.from_file(str(Path(settings.model) / "tokenizer.json")).encode(text).ids
     return Answer(
         idx=0,
         status="completed",
-        model=model_identity(settings.model, Path(settings.model)) + "+float32",
+        model=model_identity(settings.model, Path(settings.model)) + precision,
         token_ids=tokens,
     )
 
@@ -51,10 +51,18 @@ def test_texts_of_tokens_put_together_are_the_answer(settings: Settings) -> None
     assert len(texts) == len(text.encode())
 
 
+@pytest.mark.parametrize("precision", ["", "+float32", "+int8"])
+def test_an_answer_has_texts_whatever_precision_it_names(settings: Settings, precision: str) -> None:
+    """Answers of before there were several name none."""
+    assert token_texts(settings, answer(settings, "hi", precision)) == ["h", "i"]
+
+
 def test_another_models_answer_has_no_texts(settings: Settings) -> None:
     other = Answer(idx=0, status="completed", model="other@0123456789abcdef", token_ids=[1])
+    changed = Answer(idx=0, status="completed", model="tiny+chat@0123456789abcdef+float32", token_ids=[1])
 
     assert token_texts(settings, other) is None
+    assert token_texts(settings, changed) is None
     assert token_texts(settings.model_copy(update={"model": str(settings.home / "nowhere")}), other) is None
 
 

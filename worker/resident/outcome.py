@@ -39,7 +39,7 @@ def answered(
     """The answer that a completion is, or the failed row where the target's numbers ceased to be finite."""
     if completion.finish_reason == "error":
         written = completion.completion_tokens
-        msg = f"The target's output was not finite after {written} tokens; try RAGSPEC_DTYPE=float32."
+        msg = f"The target's output was not finite after {written} tokens; try RAGSPEC_PRECISION=float32."
         return failed(ticket, RagspecError(msg, code="not_finite"), identity)
     record = completion.acceptance
     queued_s = timing.added_at + completion.waiting_s - ticket.claimed_at - timing.retrieval_s

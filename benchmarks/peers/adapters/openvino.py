@@ -37,7 +37,7 @@ class OpenVino:
         scheduler.max_num_batched_tokens = BATCHED_TOKENS
         properties: dict[str, Any] = {
             "INFERENCE_NUM_THREADS": load.threads,
-            "PERFORMANCE_HINT": "LATENCY" if load.concurrency == 1 else "THROUGHPUT",
+            "PERFORMANCE_HINT": "LATENCY",
         }
         self._lookup = bool(load.options.get("lookup"))
         if self._lookup:

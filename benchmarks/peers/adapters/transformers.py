@@ -24,7 +24,7 @@ BATCH_TOKENS = 512
 
 
 class Transformers:
-    """Options: `mode`: plain, lookup, padded or continuous; `batch` for padded."""
+    """Options: `mode`: plain, lookup, padded or continuous."""
 
     def __init__(self, load: Load) -> None:
         torch.set_num_threads(load.threads)
@@ -40,7 +40,7 @@ class Transformers:
         if self._mode == "continuous":
             return self._continuous(prompts, max_tokens)
         if self._mode == "padded":
-            return self._padded(prompts, max_tokens, int(self._load.options["batch"]))
+            return self._padded(prompts, max_tokens)
         extra = {"prompt_lookup_num_tokens": LOOKUP_TOKENS} if self._mode == "lookup" else {}
         outputs = []
         for prompt in prompts:
@@ -57,12 +57,12 @@ class Transformers:
             outputs.append(out[0, tokens.shape[1] :].tolist())
         return Run(outputs)
 
-    def _padded(self, prompts: Sequence[Prompt], max_tokens: int, size: int) -> Run:
+    def _padded(self, prompts: Sequence[Prompt], max_tokens: int) -> Run:
         """Prompts of like length together, as one would by hand, padded on the left."""
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i].tokens))
         outputs: list[list[int]] = [[] for _ in prompts]
-        for start in range(0, len(order), size):
-            members = order[start : start + size]
+        for start in range(0, len(order), self._load.concurrency):
+            members = order[start : start + self._load.concurrency]
             longest = max(len(prompts[i].tokens) for i in members)
             tokens = torch.full((len(members), longest), self._end[0])
             mask = torch.zeros_like(tokens)

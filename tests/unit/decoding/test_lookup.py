@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from ragspec.decoding.acceptance import Source
 from ragspec.decoding.draft import Draft
+from ragspec.decoding.engine import Engine
 from ragspec.decoding.job_answers import ANSWER_START, JobAnswers
 from ragspec.decoding.lookup import JobDrafter, OwnTextDrafter
-from ragspec.decoding.request import Request
+from ragspec.decoding.lookup_evidence import evidence
+from ragspec.decoding.matching import LONGEST_MATCH, Match
+from ragspec.decoding.request import Request, Sampling
+from tests import tiny
 
 
 def propose(prompt: list[int], emitted: list[int], limit: int = 10, spans: tuple[tuple[int, int], ...] = ()) -> Draft:
@@ -81,6 +85,12 @@ def test_a_longer_match_is_stronger_evidence() -> None:
     assert short.evidence[0].prior < short.evidence[5].prior, "tokens that follow accepted ones are likelier"
 
 
+def test_every_token_of_a_draft_of_any_length_has_evidence() -> None:
+    for length in (1, 5, LONGEST_MATCH):
+        for count in (0, 1, 2, 10, 200):
+            assert len(evidence("own", Match(length, (0,)), 1, count)) == count
+
+
 def test_a_finished_request_is_forgotten() -> None:
     drafter = OwnTextDrafter()
     drafter.begin(Request("r", (1, 2, 3)))
@@ -104,6 +114,22 @@ def test_an_earlier_answer_of_the_job_is_copied_from() -> None:
     assert set(copied.sources) == {Source.JOB}
     assert begun is not None
     assert begun.evidence[0].kind[-1] == 2
+
+
+def test_the_engine_gives_a_job_its_answers_to_their_last_token() -> None:
+    """With drafts a last step may emit several tokens."""
+    answers = JobAnswers()
+    engine = Engine(tiny.target(), max_batch=1, drafters=[OwnTextDrafter(), JobDrafter(answers)])
+    expected: list[int] = []
+    for number in range(3):
+        engine.add(Request(str(number), tuple(range(10, 40)), Sampling(max_tokens=12), group="job"))
+        expected.append(ANSWER_START)
+        while engine.has_work:
+            expected += [token for done in engine.step() for token in done.acceptance.token_ids]
+
+    index = answers.index("job")
+
+    assert index.read(0, len(index)) == expected
 
 
 def test_answers_of_one_job_never_feed_another_job() -> None:

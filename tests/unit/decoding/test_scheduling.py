@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -125,6 +127,40 @@ def test_prompts_that_share_a_prefix_are_computed_one_after_the_other() -> None:
 
     assert sorted(c.cached_prompt_tokens for c in done.values()) == [0, 100, 100, 100]
     assert {i: c.acceptance.token_ids for i, c in done.items()} == {r.id: tiny.generate(target, r) for r in requests}
+
+
+class Failing:
+    """A target whose first forward pass raises before it has computed anything."""
+
+    def __init__(self, target: Any, error: BaseException) -> None:
+        self._target = target
+        self._errors = [error]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+    def forward(self, *given: Any, **options: Any) -> Any:
+        if self._errors:
+            raise self._errors.pop()
+        return self._target.forward(*given, **options)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), KeyboardInterrupt()], ids=["memory", "ctrl-c"])
+def test_after_a_step_that_failed_nobody_copies_what_it_was_to_compute(error: BaseException) -> None:
+    """Who comes then is urgent: it is served before the failed step's own prompt is tried again."""
+    target = tiny.target()
+    first = Request("first", tuple(range(100)), Sampling(max_tokens=8))
+    second = replace(first, id="second", prompt=(*first.prompt, 7), interactive=True)
+    engine = Engine(Failing(target, error), max_batch=2)
+    engine.add(first)
+    with pytest.raises(type(error)):
+        engine.step()
+
+    done = run(engine, [second])
+
+    assert {i: c.acceptance.token_ids for i, c in done.items()} == {
+        r.id: tiny.generate(target, r) for r in (first, second)
+    }
 
 
 def test_the_last_prompt_token_is_always_computed() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import logging
+from typing import Any
 
 import pytest
 
+from ragspec.decoding import memory
 from ragspec.decoding.profiling import profile_steps
 from ragspec.decoding.step_cost import FREE, StepCost, StepLoad, StepProfile
 from tests import tiny
@@ -107,3 +110,56 @@ def test_a_target_is_profiled_up_to_the_largest_batch(max_batch: int) -> None:
     assert all(value == 1.0 for row in (*profile.decode, profile.chunk) for value in row)
     assert profile.context_token == 0.0
     StepCost(profile).seconds(StepLoad(max_batch, 64), 10)
+
+
+class Watched:
+    """A target that notes what it is asked for."""
+
+    def __init__(self, target: Any, refusal: Exception | None = None) -> None:
+        self._target = target
+        self._refusal = refusal
+        self.slots = self.capacity = self.longest = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+    def make_cache(self, slots: int, capacity: int) -> Any:
+        self.slots, self.capacity = slots, capacity
+        if self._refusal is not None:
+            raise self._refusal
+        return self._target.make_cache(slots, capacity)
+
+    def forward(self, cache: Any, segments: Any, *given: Any) -> Any:
+        self.longest = max(self.longest, *(segment.start + segment.length for segment in segments))
+        return self._target.forward(cache, segments, *given)
+
+
+@pytest.mark.parametrize("window", [2, 3, 7, 20, 63, 64, 1000])
+def test_no_timed_pass_exceeds_the_window_nor_the_targets_own(window: int) -> None:
+    target = Watched(tiny.smallest())
+    profile = profile_steps(target, max_batch=2, window=window)
+
+    assert target.longest <= target.capacity <= min(window, target.context_window)
+    StepCost(profile).seconds(StepLoad(2, 1, prompt_rows=100), 10)
+
+
+def test_as_many_sequences_are_profiled_as_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the engine's own slots, which are longer than those that are timed."""
+    target = Watched(tiny.target())
+    monkeypatch.setattr(
+        "ragspec.decoding.profiling.free_memory", lambda _: int(3.5 * target.slot_bytes(512) / memory.USABLE)
+    )
+
+    assert profile_steps(target, max_batch=64, window=512).sequences == (1, 3)
+    assert target.slots == 3
+
+
+def test_a_target_that_memory_does_not_let_be_profiled_is_used_without(caplog: pytest.LogCaptureFixture) -> None:
+    target = Watched(tiny.target(), RuntimeError("no room"))
+    with caplog.at_level(logging.WARNING):
+        profile = profile_steps(target, max_batch=4, window=128)
+
+    assert profile is FREE
+    assert [record.message for record in caplog.records] == [
+        "steps are not profiled, so every draft is verified whole: no room"
+    ]

@@ -143,7 +143,7 @@ def test_drafters_rest_where_asking_costs_more_than_drafts_save() -> None:
 
 
 def test_now_and_then_a_step_goes_without_drafts_to_see_what_it_takes() -> None:
-    chooser = controller(Always(0.9), costs=StepCost(FREE))
+    chooser = controller(Always(0.9), costs=cost(1.0, 0.0))
     drafted = []
     for _ in range(10 * PLAIN_EVERY):
         draft = chooser.draft({"r": 3}, StepLoad(1)).get("r", Draft())
@@ -151,6 +151,16 @@ def test_now_and_then_a_step_goes_without_drafts_to_see_what_it_takes() -> None:
         drafted.append(len(draft.tokens))
 
     assert 1 <= drafted.count(0) <= 10
+
+
+def test_without_a_profile_every_draft_is_verified_whole() -> None:
+    """However unlikely it is, however often drafts fell, and whatever asking takes."""
+    chooser = controller(Always(0.001), costs=StepCost(FREE), clock=itertools.count())
+    for _ in range(3 * PLAIN_EVERY):
+        draft = chooser.draft({"r": 3}, StepLoad(1))["r"]
+        chooser.record("r", draft, 0)
+
+        assert len(draft.tokens) == 3
 
 
 @pytest.mark.parametrize("row", [0.0, 0.02, 0.3, 5.0])
