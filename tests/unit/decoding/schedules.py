@@ -139,8 +139,9 @@ class Schedule:
             drafts = draft(limits, load)
             self.seen["pauses"] += bool(limits) and self.seen["asked"] == asked
             for request_id, offers in proposed.items():
-                verified = len(drafts[request_id].tokens) if request_id in drafts else 0
-                self.seen["cuts"] += verified < min(len(offer.tokens) for offer in offers)
+                verified = drafts.get(request_id, Draft()).tokens
+                assert any(offer.tokens[: len(verified)] == verified for offer in offers)
+                self.seen["cuts"] += len(verified) < min(len(offer.tokens) for offer in offers)
             return drafts
 
         def watched_copy(source: int, destination: int, length: int) -> None:
