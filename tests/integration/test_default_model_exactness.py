@@ -96,3 +96,22 @@ def test_in_bfloat16_every_parting_is_a_near_tie(capsys: pytest.CaptureFixture[s
         print(f"\nbfloat16: {len(gaps)} of {PROMPTS} answers part, at gaps {sorted(gaps)}")
 
     assert all(0 <= gap <= ROUNDING for gap in gaps)
+
+
+def test_in_int8_no_answer_depends_on_batch_or_drafts() -> None:
+    """Tokens and log-probabilities of the model in a full batch with drafts are those of each prompt alone and without."""
+    target = load("int8")
+    requests = rag_requests(target)
+    together = decode_together(target, requests)
+    assert target.precision == "int8"
+    plain = Engine(target, max_batch=1, max_draft=0, prefix_cache=0)
+
+    alone = []
+    for request in requests:
+        plain.add(request)
+        while plain.has_work:
+            alone += plain.step()
+
+    written = [[(c.acceptance.token_ids, c.acceptance.token_logprobs) for c in done] for done in (together, alone)]
+    assert written[0] == written[1]
+    assert sum(completion.acceptance.num_accepted_draft_tokens for completion in together) > PROMPTS

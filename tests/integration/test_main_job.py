@@ -139,7 +139,9 @@ def test_every_answer_names_its_passages_best_first(job: Job) -> None:
 def test_every_answer_says_who_gave_it_and_how_long_it_took(job: Job) -> None:
     target = f"{DEFAULT_MODEL}@{fingerprint(ensure_target(load_settings(model=DEFAULT_MODEL)))}"
 
-    assert {row["model"] for row in job.rows} == {target}
+    # Behind the weights stands the precision that this machine allows.
+    (model,) = {row["model"] for row in job.rows}
+    assert model in {f"{target}+{precision}" for precision in ("int8", "bfloat16", "float32")}
     (template,) = {row["template_hash"] for row in job.rows}
     assert len(bytes.fromhex(template)) == 8
     for row in job.rows:
