@@ -28,7 +28,7 @@ CHUNK_PARTS = (8, 2)
 #: Tokens in the cache of each sequence, where the window allows.
 CONTEXT = 512
 #: Each pass is timed so often, and the fastest counts: what disturbs a pass only ever makes it slower.
-REPEATS = 2
+REPEATS = 4
 
 
 @torch.inference_mode()

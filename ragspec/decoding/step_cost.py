@@ -1,4 +1,4 @@
-"""What a step takes: a table measured at start by sequences and width, corrected by the steps that follow.
+"""What a step takes: a table measured at start by sequences and width.
 
 Only proportions matter: whether a draft row is worth verifying depends on what it adds to the step, relative to the
 step.
@@ -13,16 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-
-#: What one step changes of a cell of the table, and of the level that it is compared to: how fast the machine is just
-#: now.
-_CELL_RATE, _LEVEL_RATE = 0.02, 0.1
-#: A cell's first steps count for more, since the profile timed it only twice: the n-th as one of n + this many.
-_PROFILE_WEIGHT = 4
-#: A step further off than this, relative to the level, was disturbed; it counts as this far off.
-_MOST_OFF = 1.5
-#: A cell stays within this factor of what was measured.
-_FURTHEST = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +74,7 @@ class StepCost:
         self._profile = profile
         full = [_along(np.array(profile.widths), profile.widths[: len(row)], np.array(row)) for row in profile.decode]
         self._decode: Floats = np.maximum.accumulate(np.maximum.accumulate(np.array(full), axis=0), axis=1)
-        self._measured = self._decode.copy()
-        self._visits = np.zeros_like(self._decode)
         self._chunk: Floats = np.maximum.accumulate(np.array(profile.chunk))
-        self._level = 1.0
 
     @property
     def profiled(self) -> bool:
@@ -106,22 +93,6 @@ class StepCost:
         if load.prompt_rows:
             seconds = seconds + self._chunked(rows + load.prompt_rows) - self._chunked(rows)
         return np.maximum.accumulate(seconds)
-
-    def observe(self, load: StepLoad, drafted: int, seconds: float) -> None:
-        """Correct the table by a step that was made. Steps with prompt chunks teach nothing: they vary too much."""
-        if load.prompt_rows or seconds <= 0 or not self.profiled:
-            return
-        ratio = seconds / float(self.seconds(load, drafted)[-1])
-        self._level += _LEVEL_RATE * (ratio - self._level)
-        cell = (
-            _nearest(self._profile.sequences, load.sequences),
-            _nearest(self._profile.widths, 1 + drafted / load.sequences),
-        )
-        off = min(max(ratio / self._level, 1 / _MOST_OFF), _MOST_OFF)
-        self._visits[cell] += 1
-        rate = max(_CELL_RATE, 1 / (self._visits[cell] + _PROFILE_WEIGHT))
-        corrected = self._decode[cell] * (1 + rate * (off - 1))
-        self._decode[cell] = min(max(corrected, self._measured[cell] / _FURTHEST), self._measured[cell] * _FURTHEST)
 
     def _decoding(self, load: StepLoad, widths: Floats) -> Floats:
         """Of a step without prompt chunks, at each of `widths` rows a sequence."""
@@ -146,7 +117,3 @@ def _along(wanted: Floats | NDArray[np.int64], places: Sequence[int], values: Fl
     slope = (values[-1] - values[-2]) / (places[-1] - places[-2])
     line: Floats = inside + np.maximum(wanted - places[-1], 0) * slope
     return line
-
-
-def _nearest(places: Sequence[int], wanted: float) -> int:
-    return min(range(len(places)), key=lambda i: abs(places[i] - wanted))

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,8 +29,6 @@ LEAST_GAIN = 1.01
 _FADING = 0.8
 #: Most steps in a row for which the drafters are not asked.
 LONGEST_PAUSE = 16
-#: After so many steps in a row with drafts one goes without: what it takes is the measure of all others.
-PLAIN_EVERY = 64
 
 
 def choose_widths(
@@ -79,8 +76,6 @@ class WidthController:
         self._clock = clock
         self._rates = AcceptanceRates()
         self._thrift = _Thrift()
-        self._step: _Step | None = None
-        self._drafted_in_a_row = 0
 
     def draft(self, limits: Mapping[str, int], load: StepLoad) -> dict[str, Draft]:
         """The drafts to verify in a step; where nobody measured what steps take, the likeliest of each sequence, whole.
@@ -89,23 +84,15 @@ class WidthController:
             limits: most draft tokens of each decoding sequence that may speculate.
             load: the step without drafts.
         """
-        self._learn_cost()
         if self._rates.turn(limits):
             self._thrift.forgive()
         if not self._cost.profiled:
             return {request_id: draft for request_id, (draft, _) in self._likeliest(limits).items()}
-        asking = limits and self._thrift.allows() and self._drafted_in_a_row < PLAIN_EVERY
-        drafts = self._drafts(limits, load) if asking else {}
-        drafted = sum(len(draft.tokens) for draft in drafts.values())
-        self._drafted_in_a_row = self._drafted_in_a_row + 1 if drafted else 0
-        self._step = _Step(load, drafted, self._clock()) if load.sequences else None
-        return drafts
+        return self._drafts(limits, load) if limits and self._thrift.allows() else {}
 
     def record(self, request_id: str, draft: Draft, accepted: int) -> None:
         """Learn from what a verify step tested; called for every sequence that decoded, with or without a draft."""
         self._rates.record(request_id, draft, accepted)
-        if self._step is not None:
-            self._step.ended = self._clock()
 
     def _drafts(self, limits: Mapping[str, int], load: StepLoad) -> dict[str, Draft]:
         began = self._clock()
@@ -121,20 +108,6 @@ class WidthController:
             rated = [(draft, self._rates.survival(request_id, draft)) for draft in drafts]
             best[request_id] = max(rated, key=lambda pair: sum(pair[1])) if len(rated) > 1 else rated[0]
         return best
-
-    def _learn_cost(self) -> None:
-        """Time the step before: from its drafts to its last verdict, which waits for the device."""
-        step, self._step = self._step, None
-        if step is not None and step.ended is not None:
-            self._cost.observe(step.load, step.drafted, step.ended - step.began)
-
-
-@dataclass(slots=True)
-class _Step:
-    load: StepLoad
-    drafted: int
-    began: float
-    ended: float | None = None
 
 
 class _Thrift:
