@@ -99,17 +99,7 @@ class TransformersTarget:
     def forward(
         self, cache: SlotCache, segments: Sequence[Segment], tokens: list[int], rows: list[int], *, hidden: bool = False
     ) -> StepOutput:
-        """One forward pass over a packed step.
-
-        Args:
-            cache: where the sequences live; the new tokens' keys and values are written into it.
-            segments: whose the tokens are and where they continue, in packed order.
-            tokens: the segments' new tokens, [n].
-            rows: packed places whose next-token logits are wanted, [r].
-            hidden: whether the final hidden states behind the logits are wanted too.
-
-        Call it inside `torch.inference_mode()`.
-        """
+        """One forward pass over a packed step; see `Target.forward`."""
         plan = StepPlan(cache, segments, device=self.device, dtype=self.model.dtype)
         captured: list[Tensor] = []
         hook = None

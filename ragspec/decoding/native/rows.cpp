@@ -66,40 +66,41 @@ void normalize(const float* x, const float* weight, float epsilon, int rows, int
   });
 }
 
+// Quantises `rows` rows for a weight matrix; `fill(row, values)` writes a row in float.
+template <typename Fill>
+static void quantize_rows(const Linear& weight, int rows, uint8_t* out, float* scale, int threads, Fill fill) {
+  for_rows(threads, rows, [&](int row) {
+    alignas(64) float values[MOST_INPUTS];
+    fill(row, values);
+    rotate(weight.rotation, values);
+    scale[row] = quantize_row(values, weight.inputs, out + (size_t)row * weight.inputs);
+  });
+}
+
 void normalize_quantize(const Linear& weight, const float* x, const float* norm, float epsilon, int rows, uint8_t* out,
                         float* scale, int threads) {
   const int width = weight.inputs;
-  for_rows(threads, rows, [&](int row) {
-    alignas(64) float values[MOST_INPUTS];
+  quantize_rows(weight, rows, out, scale, threads, [&](int row, float* values) {
     const float* from = x + (size_t)row * width;
     const float factor = root_mean_square(from, width, epsilon);
     for (int i = 0; i < width; i += LANES) store(values + i, load<f32x16>(from + i) * factor * load<f32x16>(norm + i));
-    rotate(weight.rotation, values);
-    scale[row] = quantize_row(values, width, out + (size_t)row * width);
   });
 }
 
 void quantize(const Linear& weight, const float* x, int rows, uint8_t* out, float* scale, int threads) {
-  const int width = weight.inputs;
-  for_rows(threads, rows, [&](int row) {
-    alignas(64) float values[MOST_INPUTS];
-    std::memcpy(values, x + (size_t)row * width, width * sizeof(float));
-    rotate(weight.rotation, values);
-    scale[row] = quantize_row(values, width, out + (size_t)row * width);
+  quantize_rows(weight, rows, out, scale, threads, [&](int row, float* values) {
+    std::memcpy(values, x + (size_t)row * weight.inputs, weight.inputs * sizeof(float));
   });
 }
 
 void gate_quantize(const Linear& weight, const float* gate_up, int rows, uint8_t* out, float* scale, int threads) {
   const int width = weight.inputs;
-  for_rows(threads, rows, [&](int row) {
-    alignas(64) float values[MOST_INPUTS];
+  quantize_rows(weight, rows, out, scale, threads, [&](int row, float* values) {
     const float *gate = gate_up + (size_t)row * 2 * width, *up = gate + width;
     for (int i = 0; i < width; i += LANES) {
       const f32x16 value = load<f32x16>(gate + i);
       store(values + i, value / (exponential(-value) + 1.0f) * load<f32x16>(up + i));
     }
-    rotate(weight.rotation, values);
-    scale[row] = quantize_row(values, width, out + (size_t)row * width);
   });
 }
 
