@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ CHUNK_PARTS = (8, 2)
 #: Tokens in the cache of each sequence, where the window allows.
 CONTEXT = 512
 #: Each pass is timed so often, and the fastest counts: what disturbs a pass only ever makes it slower.
-REPEATS = 4
+REPEATS = 5
 
 
 @torch.inference_mode()
@@ -71,23 +71,44 @@ def _profile(target: Target, slots: int, window: int, clock: Callable[[], float]
     widths = tuple(width for width in WIDTHS if context + width <= window)
     longest = min(LONGEST_CHUNK, window)
     chunk_rows = tuple(sorted({longest, *(max(1, longest // part) for part in CHUNK_PARTS)}))
-    timer = _Timer(target, slots, max(context + widths[-1], longest), clock)
     sequences = tuple(sorted({*_powers(slots), slots}))
-    timer.decode(1, 1, context)  # the first pass loads kernels and makes buffers
-    decode = tuple(
-        tuple(timer.decode(count, width, context) for width in widths if width <= 2 or count * width <= MOST_ROWS)
+    shapes = {
+        count: [_decode(count, width, context) for width in widths if width <= 2 or count * width <= MOST_ROWS]
         for count in sequences
-    )
-    short = timer.decode(slots, 1, 1)
+    }
+    chunks = [_chunk(rows) for rows in chunk_rows]
+    short = _decode(slots, 1, 1)
+    timer = _Timer(target, slots, max(context + widths[-1], longest), clock)
+    timer.time([shapes[1][0]])  # the first pass loads kernels and makes buffers
+    # In rounds, not each shape's repeats in a row: what disturbs the machine for a moment then spoils one of them, not all.
+    rounds = [
+        timer.time([*(shape for row in shapes.values() for shape in row), *chunks, short]) for _ in range(REPEATS)
+    ]
+    best = {shape: min(times[shape] for times in rounds) for shape in rounds[0]}
+    decode = tuple(tuple(best[shape] for shape in row) for row in shapes.values())
     return StepProfile(
         sequences=sequences,
         widths=widths,
         decode=decode,
         context=context,
-        context_token=max(0.0, decode[-1][0] - short) / (slots * max(1, context - 1)),
+        context_token=max(0.0, decode[-1][0] - best[short]) / (slots * max(1, context - 1)),
         chunk_rows=chunk_rows,
-        chunk=tuple(timer.chunk(rows) for rows in chunk_rows),
+        chunk=tuple(best[chunk] for chunk in chunks),
     )
+
+
+#: A pass: its segments, and the packed rows whose logits it reads.
+_Shape = tuple[tuple[Segment, ...], tuple[int, ...]]
+
+
+def _decode(sequences: int, width: int, context: int) -> _Shape:
+    """A pass over so many sequences with so many rows each, all of whose logits are read."""
+    return tuple(Segment(slot, context, width) for slot in range(sequences)), tuple(range(sequences * width))
+
+
+def _chunk(rows: int) -> _Shape:
+    """A pass over one prompt chunk at the beginning of a prompt."""
+    return (Segment(0, 0, rows),), (rows - 1,)
 
 
 class _Timer:
@@ -98,24 +119,16 @@ class _Timer:
         self._cache: Any = target.make_cache(slots, capacity)
         self._clock = clock
 
-    def decode(self, sequences: int, width: int, context: int) -> float:
-        """Seconds of a pass over so many sequences with so many rows each, all of whose logits are read."""
-        rows = list(range(sequences * width))
-        return self._best([Segment(slot, context, width) for slot in range(sequences)], rows)
-
-    def chunk(self, rows: int) -> float:
-        """Seconds of a pass over one prompt chunk at the beginning of a prompt."""
-        return self._best([Segment(0, 0, rows)], [rows - 1])
-
-    def _best(self, segments: list[Segment], rows: list[int]) -> float:
-        tokens = [0] * sum(segment.length for segment in segments)
-        seconds = []
-        for _ in range(REPEATS):
+    def time(self, shapes: Iterable[_Shape]) -> dict[_Shape, float]:
+        """Seconds of each pass, once."""
+        seconds = {}
+        for segments, rows in shapes:
+            tokens = [0] * sum(segment.length for segment in segments)
             began = self._clock()
             # Reading the choices back is what a step does, and it waits for the device.
-            self._target.forward(self._cache, segments, tokens, rows).choices.tolist()
-            seconds.append(self._clock() - began)
-        return min(seconds)
+            self._target.forward(self._cache, list(segments), tokens, list(rows)).choices.tolist()
+            seconds[segments, rows] = self._clock() - began
+        return seconds
 
 
 def _powers(most: int) -> list[int]:

@@ -67,14 +67,15 @@ class StepCost:
     """Seconds of steps, interpolated in a profile.
 
     Args:
-        profile: what was measured; noise in it is ironed out: more rows or more sequences never take less.
+        profile: what was measured. More rows or more sequences never take less, and what disturbs a pass only makes it
+            slower: so a pass that was timed slower than a larger one is taken to cost what the larger one did.
     """
 
     def __init__(self, profile: StepProfile = FREE) -> None:
         self._profile = profile
         full = [_along(np.array(profile.widths), profile.widths[: len(row)], np.array(row)) for row in profile.decode]
-        self._decode: Floats = np.maximum.accumulate(np.maximum.accumulate(np.array(full), axis=0), axis=1)
-        self._chunk: Floats = np.maximum.accumulate(np.array(profile.chunk))
+        self._decode: Floats = _ironed(_ironed(np.array(full), 0), 1)
+        self._chunk: Floats = _ironed(np.array(profile.chunk), 0)
 
     @property
     def profiled(self) -> bool:
@@ -109,6 +110,12 @@ class StepCost:
 
     def _chunked(self, rows: Floats | NDArray[np.int64]) -> Floats:
         return _along(rows, self._profile.chunk_rows, self._chunk)
+
+
+def _ironed(values: Floats, axis: int) -> Floats:
+    """Never above what comes later along an axis."""
+    ironed: Floats = np.flip(np.minimum.accumulate(np.flip(values, axis), axis), axis)
+    return ironed
 
 
 def _along(wanted: Floats | NDArray[np.int64], places: Sequence[int], values: Floats) -> Floats:

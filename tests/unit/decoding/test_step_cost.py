@@ -133,3 +133,11 @@ def test_a_target_that_memory_does_not_let_be_profiled_is_used_without(caplog: p
     assert [record.message for record in caplog.records] == [
         "steps are not profiled, so every draft is verified whole: no room"
     ]
+
+
+def test_a_pass_that_was_disturbed_is_not_believed() -> None:
+    """The first pass of one token was timed slower than that of two: rows up to there would look free."""
+    disturbed = StepProfile((1, 4), (1, 2, 4), ((7.2, 6.2, 8.0), (9.0, 9.5, 11.0)), 0, 0.0, (1, 64), (1.0, 2.0))
+    costs = StepCost(disturbed)
+
+    assert list(costs.seconds(StepLoad(1), 3)) == pytest.approx([6.2, 6.2, 7.1, 8.0])
