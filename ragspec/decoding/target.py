@@ -79,8 +79,21 @@ class Target(Protocol):
         ...
 
     @property
+    def hidden_size(self) -> int:
+        """Width of its hidden states."""
+        ...
+
+    @property
     def device(self) -> torch.device:
         """Where it lies."""
+        ...
+
+    def embedding_rows(self, tokens: Sequence[int]) -> Tensor:
+        """The embeddings of tokens, [n, hidden], on the target's device; a copy."""
+        ...
+
+    def output_rows(self, tokens: Sequence[int]) -> Tensor:
+        """The rows of the output matrix that give the logits of tokens, [n, hidden], on the target's device; a copy."""
         ...
 
     def slot_bytes(self, capacity: int) -> int:

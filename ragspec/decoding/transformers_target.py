@@ -78,6 +78,21 @@ class TransformersTarget:
         """Rows of the output matrix; a draft token must be below."""
         return int(self._output_layer().weight.shape[0])
 
+    @property
+    def hidden_size(self) -> int:
+        """Width of its hidden states."""
+        return int(self._output_layer().weight.shape[1])
+
+    def embedding_rows(self, tokens: Sequence[int]) -> Tensor:
+        """Embeddings; see `Target.embedding_rows`."""
+        layer: Any = self.model.get_input_embeddings()
+        rows: Tensor = layer.weight.detach()[list(tokens)]
+        return rows
+
+    def output_rows(self, tokens: Sequence[int]) -> Tensor:
+        """Rows of the output matrix; see `Target.output_rows`."""
+        return self._output_layer().weight.detach()[list(tokens)]
+
     def slot_bytes(self, capacity: int) -> int:
         """Memory of one cache slot of `capacity` tokens."""
         return capacity * sum(layer.token_bytes for layer in self.cache_layout.values())

@@ -54,10 +54,15 @@ class Decoder:
         kernels: the compiled library.
         model: a transformers model that `misfit` finds no fault with; not needed afterwards.
         positions: how many tokens a sequence may have.
+
+    Attributes:
+        kernels: the library.
+        embedding: [vocabulary, hidden] in bfloat16.
+        output: the output matrix.
     """
 
     def __init__(self, kernels: CDLL, model: PreTrainedModel, positions: int) -> None:
-        self._kernels = kernels
+        self.kernels = kernels
         config: Any = model.config
         body: Any = model.get_decoder()  # type: ignore[no-untyped-call]
         self.hidden = int(config.hidden_size)
@@ -68,20 +73,19 @@ class Decoder:
         self.vocabulary = int(config.vocab_size)
         self._windowed = config.model_type == "mistral"
         self._kept: list[Any] = []  # what the structures point to
-        self._embedding = body.embed_tokens.weight.detach().to(torch.bfloat16).contiguous().clone()
+        self.embedding = body.embed_tokens.weight.detach().to(torch.bfloat16).contiguous().clone()
         self._layers = (abi.Layer * len(body.layers))(*[self._layer(layer) for layer in body.layers])
         output: nn.Linear = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        head = QuantizedLinear(kernels, output.weight.detach())
-        self._kept.append(head)
-        self._logit_width = head.outputs
+        self.output = QuantizedLinear.of(kernels, output.weight.detach())
+        self._logit_width = self.output.outputs
         cosine, sine = _angles(body.rotary_emb, positions, self.head_dim)
         self._model = abi.Model(
             self._layers,
-            self._embedding.data_ptr(),
+            self.embedding.data_ptr(),
             self._keep(body.norm.weight),
             self._keep(cosine),
             self._keep(sine),
-            head.struct,
+            self.output.struct,
             len(body.layers),
             self.hidden,
             self.heads,
@@ -138,7 +142,7 @@ class Decoder:
         widest = max(self.hidden, self.heads * self.head_dim, self.intermediate)
         qkv = (self.heads + 2 * self.key_heads) * self.head_dim
         wide = max(qkv, 2 * self.intermediate)
-        ids, places = _integers(tokens), _integers(wanted)
+        ids, places = integers(tokens), integers(wanted)
         step = abi.Step(
             addressof(runs),
             addressof(tiles),
@@ -166,7 +170,7 @@ class Decoder:
             None if self.phases is None else self.phases.data_ptr(),
             torch.get_num_threads(),
         )
-        self._kernels.ragspec_forward(byref(self._model), byref(step))
+        self.kernels.ragspec_forward(byref(self._model), byref(step))
         return StepOutput(logits[:, : self.vocabulary], choices, normalizers, states)
 
     def _plan(self, segments: Sequence[Segment]) -> tuple[Any, Any, Tensor, Tensor]:
@@ -183,7 +187,7 @@ class Decoder:
             tiles += [abi.Tile(i, first, last - first) for first, last in pairwise(edges)]
         slots = [segment.slot for segment in segments for _ in range(segment.length)]
         positions = [place for segment in segments for place in range(segment.start, segment.end)]
-        return runs, (abi.Tile * len(tiles))(*tiles), _integers(slots), _integers(positions)
+        return runs, (abi.Tile * len(tiles))(*tiles), integers(slots), integers(positions)
 
     def _room(self, name: str, size: int, dtype: torch.dtype) -> int:
         held = self._scratch.get(name)
@@ -211,7 +215,7 @@ class Decoder:
     def _linear(self, *parts: nn.Linear) -> abi.Linear:
         weight = torch.cat([part.weight.detach() for part in parts])
         biases = [part.bias.detach() for part in parts if part.bias is not None]
-        made = QuantizedLinear(self._kernels, weight, torch.cat(biases) if biases else None)
+        made = QuantizedLinear.of(self.kernels, weight, torch.cat(biases) if biases else None)
         self._kept.append(made)
         return made.struct
 
@@ -221,7 +225,7 @@ class Decoder:
         return kept.data_ptr()
 
 
-def _integers(values: Sequence[int]) -> Tensor:
+def integers(values: Sequence[int]) -> Tensor:
     """A tensor for the kernels, made without torch's threads: those would go on spinning beside the kernels' for a while."""
     return torch.tensor(values, dtype=torch.int32)
 

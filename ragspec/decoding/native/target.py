@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ragspec.decoding.attention import Segment
@@ -69,6 +70,20 @@ class NativeTarget:
     def vocabulary(self) -> int:
         """Rows of the output matrix; a draft token must be below."""
         return self.decoder.vocabulary
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of its hidden states."""
+        return self.decoder.hidden
+
+    def embedding_rows(self, tokens: Sequence[int]) -> Tensor:
+        """Embeddings, in bfloat16; see `Target.embedding_rows`."""
+        rows: Tensor = self.decoder.embedding[list(tokens)]
+        return rows
+
+    def output_rows(self, tokens: Sequence[int]) -> Tensor:
+        """Rows of the output matrix as the kernels have it, in float32; see `Target.output_rows`."""
+        return self.decoder.output.dequantized(tokens)
 
     def slot_bytes(self, capacity: int) -> int:
         """Memory of one cache slot of `capacity` tokens."""

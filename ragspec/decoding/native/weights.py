@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from ctypes import CDLL, c_int32, c_void_p
 from functools import lru_cache
 
@@ -20,7 +21,8 @@ class QuantizedLinear:
 
     Args:
         kernels: the library.
-        weight: [outputs, inputs].
+        rounded: q, [outputs, inputs] in int8, contiguous.
+        scale: [outputs].
         bias: [outputs] or None.
 
     Attributes:
@@ -28,11 +30,9 @@ class QuantizedLinear:
         struct: for the kernels.
     """
 
-    def __init__(self, kernels: CDLL, weight: Tensor, bias: Tensor | None = None) -> None:
-        outputs, inputs = weight.shape
-        weight = rotate(weight.float())
-        scale = (weight.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
-        rounded = (weight / scale[:, None]).round().to(torch.int8).contiguous()
+    def __init__(self, kernels: CDLL, rounded: Tensor, scale: Tensor, bias: Tensor | None = None) -> None:
+        outputs, inputs = rounded.shape
+        self._kernels = kernels
         self.outputs = _round_up(outputs, BLOCK)
         self._packed = torch.zeros(_round_up(outputs, PANEL) * inputs, dtype=torch.int8)
         kernels.ragspec_pack(
@@ -52,6 +52,28 @@ class QuantizedLinear:
             self.outputs,
             abi.Rotation(self._mix.data_ptr(), count, span),
         )
+
+    @classmethod
+    def of(cls, kernels: CDLL, weight: Tensor, bias: Tensor | None = None) -> QuantizedLinear:
+        """Rotate and round a matrix [outputs, inputs]."""
+        weight = rotate(weight.float())
+        scale = (weight.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
+        return cls(kernels, (weight / scale[:, None]).round().to(torch.int8).contiguous(), scale, bias)
+
+    def taking(self, rows: Sequence[int]) -> QuantizedLinear:
+        """A matrix of some of the rows, the same to the bit, without biases."""
+        return QuantizedLinear(self._kernels, self._rounded(rows), self._scale[list(rows)])
+
+    def dequantized(self, rows: Sequence[int]) -> Tensor:
+        """Some of the rows in float32 and turned back, [n, inputs]."""
+        turned = self._rounded(rows).float() * self._scale[list(rows)][:, None]
+        return turned @ rotate(torch.eye(turned.shape[1])).T
+
+    def _rounded(self, rows: Sequence[int]) -> Tensor:
+        """Some of the rows as they were packed, [n, inputs]; see `ragspec_pack`."""
+        wanted = torch.tensor(rows)
+        panels = self._packed.view(-1, self.struct.inputs // 4, PANEL, 4)
+        return panels[wanted // PANEL, :, wanted % PANEL].reshape(len(rows), -1).contiguous()
 
 
 def parts(inputs: int) -> tuple[int, int]:
