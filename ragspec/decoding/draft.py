@@ -42,6 +42,19 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
+class Stakes:
+    """What draft tokens win and cost in a step, for a drafter that can draft more or less.
+
+    Attributes:
+        token_seconds: what a token that stands is worth; 0 where nobody measured.
+        row_seconds: what verifying one more costs.
+    """
+
+    token_seconds: float = 0.0
+    row_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """Tokens proposed to follow a sequence.
 
@@ -70,6 +83,9 @@ class Drafter(Protocol):
     """Proposes next tokens. The engine calls `begin`, then `observe` and `propose` in turns, then `end`.
 
     Any exception takes the drafter out for that request (its state may be stale); the request goes on without it.
+
+    A drafter whose `propose` takes time worth counting says so by a true attribute `costly`. It is asked after the others,
+    for the requests that those leave open and while that pays, and before each time its attribute `stakes` is set.
     """
 
     name: str

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ragspec.decoding.acceptance import Source
-from ragspec.decoding.draft import Draft, Drafter, Evidence
+from ragspec.decoding.draft import Draft, Drafter, Evidence, Stakes
 from ragspec.decoding.request import Request
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,8 @@ class DraftingPanel:
         self._trusted: dict[str, list[Drafter]] = {}
         self.failures = 0
         self.wants_hidden = any(getattr(drafter, "wants_hidden", False) for drafter in drafters)
+        self._costly = tuple(drafter for drafter in drafters if getattr(drafter, "costly", False))
+        self._cheap = tuple(drafter for drafter in drafters if drafter not in self._costly)
 
     def begin(self, request: Request) -> None:
         """Introduce a request to every drafter."""
@@ -54,10 +56,24 @@ class DraftingPanel:
             except Exception as error:  # noqa: BLE001 - a drafter can only cost time
                 self._note(drafter, request_id, "end", error)
 
+    @property
+    def has_costly(self) -> bool:
+        """Whether there are drafters whose time counts."""
+        return bool(self._costly)
+
     def propose(self, limits: Mapping[str, int]) -> dict[str, list[Draft]]:
-        """The usable drafts for each request that gets any."""
+        """The usable drafts for each request that gets any, of the drafters that cost next to nothing."""
+        return self._ask(self._cheap, limits)
+
+    def propose_costly(self, limits: Mapping[str, int], stakes: Stakes) -> dict[str, list[Draft]]:
+        """Those of the others."""
+        for drafter in self._costly:
+            drafter.stakes = stakes  # type: ignore[attr-defined]
+        return self._ask(self._costly, limits)
+
+    def _ask(self, drafters: Sequence[Drafter], limits: Mapping[str, int]) -> dict[str, list[Draft]]:
         drafts: dict[str, list[Draft]] = {}
-        for drafter in self._drafters:
+        for drafter in drafters:
             asked = {
                 request_id: limit
                 for request_id, limit in limits.items()

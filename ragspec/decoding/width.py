@@ -14,27 +14,43 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ragspec.decoding.acceptance_rates import AcceptanceRates
-from ragspec.decoding.draft import Draft
+from ragspec.decoding.draft import Draft, Stakes
 from ragspec.decoding.drafting import DraftingPanel
 from ragspec.decoding.step_cost import StepCost, StepLoad
 
 #: A draft must promise to make a step's tokens this much cheaper. Estimates err, and what they overrate is what is
 #: chosen.
 LEAST_GAIN = 1.01
+#: Drafters that cost time are not asked where another draft's first token is as likely as this.
+SURE = 0.75
 #: What is left of the running means of a draft's gain and price after another step.
 _FADING = 0.8
 #: Most steps in a row for which the drafters are not asked.
 LONGEST_PAUSE = 16
 
 
-def choose_widths(
-    survivals: Mapping[str, Sequence[float]], load: StepLoad, cost: StepCost
-) -> tuple[dict[str, int], float]:
-    """How much of each draft to verify, and the seconds that this is expected to save.
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How much of each draft to verify.
+
+    Attributes:
+        widths: draft tokens by request; who gets none is left out.
+        gain: seconds that this is expected to save.
+        stakes: what one more token would win and cost.
+    """
+
+    widths: Mapping[str, int]
+    gain: float
+    stakes: Stakes
+
+
+def choose_widths(survivals: Mapping[str, Sequence[float]], load: StepLoad, cost: StepCost) -> Choice:
+    """How much of each draft to verify.
 
     Where prompt chunks ride along, a step costs more and its decode rows cost otherwise, but a token is worth what it
     was: what it costs in a step without them.
@@ -45,19 +61,25 @@ def choose_widths(
         cost: what steps take.
     """
     ranked = sorted(((value, request_id) for request_id, values in survivals.items() for value in values), reverse=True)
+    count = len(ranked)
     emitted = load.sequences + np.cumsum([0.0, *(value for value, _ in ranked)])
-    alone = cost.seconds(load.without_prompts, len(ranked))
-    rates = emitted / alone
-    worth = 1.0 / rates.max()
-    seconds = cost.seconds(load, len(ranked)) if load.prompt_rows else alone
-    gains = (emitted - emitted[0]) * worth - (seconds - seconds[0])
+    most = count + load.sequences
+    alone = cost.seconds(load.without_prompts, most)
+    worth = 1.0 / (emitted / alone[: count + 1]).max()
+    seconds = cost.seconds(load, most) if load.prompt_rows else alone
+    gains = (emitted - emitted[0]) * worth - (seconds[: count + 1] - seconds[0])
     width = int(gains.argmax())
     if gains[width] < (LEAST_GAIN - 1.0) * emitted[0] * worth:
         width = 0
     widths: dict[str, int] = {}
     for _, request_id in ranked[:width]:
         widths[request_id] = widths.get(request_id, 0) + 1
-    return widths, float(gains[width])
+    row = float(seconds[width + load.sequences] - seconds[width]) / load.sequences
+    return Choice(widths, float(gains[width]), Stakes(float(worth), row))
+
+
+#: Drafts by request, each with its tokens' survival probabilities.
+_Rated = dict[str, tuple[Draft, list[float]]]
 
 
 class WidthController:
@@ -76,6 +98,7 @@ class WidthController:
         self._clock = clock
         self._rates = AcceptanceRates()
         self._thrift = _Thrift()
+        self._costly_thrift = _Thrift()
 
     def draft(self, limits: Mapping[str, int], load: StepLoad) -> dict[str, Draft]:
         """The drafts to verify in a step; where nobody measured what steps take, the likeliest of each sequence, whole.
@@ -86,28 +109,49 @@ class WidthController:
         """
         if self._rates.turn(limits):
             self._thrift.forgive()
+            self._costly_thrift.forgive()
         if not self._cost.profiled:
-            return {request_id: draft for request_id, (draft, _) in self._likeliest(limits).items()}
-        return self._drafts(limits, load) if limits and self._thrift.allows() else {}
+            best = self._likeliest({}, self._panel.propose(limits))
+            best = self._likeliest(best, self._panel.propose_costly(limits, Stakes()))
+            return {request_id: draft for request_id, (draft, _) in best.items()}
+        return self._drafts(limits, load) if limits else {}
 
     def record(self, request_id: str, draft: Draft, accepted: int) -> None:
         """Learn from what a verify step tested; called for every sequence that decoded, with or without a draft."""
         self._rates.record(request_id, draft, accepted)
 
     def _drafts(self, limits: Mapping[str, int], load: StepLoad) -> dict[str, Draft]:
-        began = self._clock()
-        best = self._likeliest(limits)
-        widths, gain = choose_widths({i: survival for i, (_, survival) in best.items()}, load, self._cost)
-        self._thrift.weigh(gain, self._clock() - began)
-        return {request_id: best[request_id][0].cut(width) for request_id, width in widths.items()}
+        best: _Rated = {}
+        choice: Choice | None = None
+        if self._thrift.allows():
+            began = self._clock()
+            best = self._likeliest(best, self._panel.propose(limits))
+            choice = self._choose(best, load)
+            self._thrift.weigh(choice.gain, self._clock() - began)
+        if self._panel.has_costly and self._costly_thrift.allows():
+            began = self._clock()
+            choice = choice or self._choose(best, load)
+            unsure = {i: limit for i, limit in limits.items() if i not in best or best[i][1][0] < SURE}
+            if unsure:
+                best = self._likeliest(best, self._panel.propose_costly(unsure, choice.stakes))
+                without, choice = choice, self._choose(best, load)
+                self._costly_thrift.weigh(choice.gain - without.gain, self._clock() - began)
+        if choice is None:
+            return {}
+        return {request_id: best[request_id][0].cut(width) for request_id, width in choice.widths.items()}
 
-    def _likeliest(self, limits: Mapping[str, int]) -> dict[str, tuple[Draft, list[float]]]:
+    def _choose(self, best: _Rated, load: StepLoad) -> Choice:
+        return choose_widths({i: survival for i, (_, survival) in best.items()}, load, self._cost)
+
+    def _likeliest(self, best: _Rated, proposed: Mapping[str, Sequence[Draft]]) -> _Rated:
         """Of each request's drafts the one that promises most, and its tokens' survival probabilities."""
-        best = {}
-        for request_id, drafts in self._panel.propose(limits).items():
+        chosen = dict(best)
+        for request_id, drafts in proposed.items():
             rated = [(draft, self._rates.survival(request_id, draft)) for draft in drafts]
-            best[request_id] = max(rated, key=lambda pair: sum(pair[1])) if len(rated) > 1 else rated[0]
-        return best
+            if request_id in best:
+                rated.insert(0, best[request_id])
+            chosen[request_id] = max(rated, key=lambda pair: sum(pair[1])) if len(rated) > 1 else rated[0]
+        return chosen
 
 
 class _Thrift:

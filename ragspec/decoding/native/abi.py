@@ -115,9 +115,55 @@ class Step(Structure):
     )
 
 
+class Head(Structure):
+    """A recurrent speculation head."""
+
+    _fields_ = (
+        ("gate_up", Linear),
+        ("down", Linear),
+        ("output", Linear),
+        ("whole", Linear),
+        ("state_norm", c_void_p),
+        ("token_norm", c_void_p),
+        ("output_norm", c_void_p),
+        ("embedding", c_void_p),
+        ("tokens", c_void_p),
+        ("hidden", c_int32),
+        ("inner", c_int32),
+        ("draft_vocabulary", c_int32),
+        ("epsilon", c_float),
+    )
+
+
+class Chain(Structure):
+    """Drafts of several sequences."""
+
+    _fields_ = (
+        ("states", c_void_p),
+        ("ids", c_void_p),
+        ("extras", c_void_p),
+        ("extra_starts", c_void_p),
+        ("drafted", c_void_p),
+        ("probabilities", c_void_p),
+        ("lengths", c_void_p),
+        ("survival", c_void_p),
+        ("bytes", c_void_p),
+        ("scales", c_void_p),
+        ("wide", c_void_p),
+        ("logits", c_void_p),
+        ("choices", c_void_p),
+        ("normalizers", c_void_p),
+        ("rows", c_int32),
+        ("steps", c_int32),
+        ("threads", c_int32),
+        ("row_price", c_float),
+        ("step_price", c_float),
+    )
+
+
 #: What `ragspec_layout` must give.
 LAYOUT = (
-    *(sizeof(structure) for structure in (Linear, Layer, Model, Segment, Tile, Step)),
+    *(sizeof(structure) for structure in (Linear, Layer, Model, Segment, Tile, Step, Head, Chain)),
     KEY_BLOCK,
     TILE_ROWS,
     MOST_HEAD_DIM,

@@ -10,6 +10,8 @@
 
 namespace ragspec {
 
+std::mutex crew_mutex;
+
 namespace {
 
 inline void breathe() {

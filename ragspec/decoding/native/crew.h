@@ -6,11 +6,15 @@
 #pragma once
 
 #include <functional>
+#include <mutex>
 
 namespace ragspec {
 
 // Calls `work(unit)` for every unit in [0, units), on up to `threads` threads, and returns when all are done. One caller at a
 // time. `work` must not throw.
 void share_out(int threads, int units, const std::function<void(int)>& work);
+
+// Held by whoever calls in from Python, from the first `share_out` to the last.
+extern std::mutex crew_mutex;
 
 }  // namespace ragspec

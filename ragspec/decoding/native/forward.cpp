@@ -1,8 +1,8 @@
 // One forward pass of a Llama-shaped decoder over a packed, ragged step.
 #include <chrono>
 #include <cstring>
-#include <mutex>
 
+#include "crew.h"
 #include "step.h"
 
 using namespace ragspec;
@@ -35,7 +35,7 @@ extern "C" {
 // What Python must agree on: sizes of the structures, then constants.
 void ragspec_layout(int32_t* out) {
   const int32_t layout[] = {sizeof(Linear), sizeof(Layer), sizeof(Model), sizeof(Segment), sizeof(Tile), sizeof(Step),
-                            KEY_BLOCK, TILE_ROWS, MOST_HEAD_DIM, MOST_PARTS, MOST_INPUTS, (int32_t)Phase::count};
+                            sizeof(Head), sizeof(Chain), KEY_BLOCK, TILE_ROWS, MOST_HEAD_DIM, MOST_PARTS, MOST_INPUTS, (int32_t)Phase::count};
   std::memcpy(out, layout, sizeof layout);
 }
 
@@ -48,8 +48,7 @@ void ragspec_pack(const int8_t* weight, int32_t outputs, int32_t inputs, int8_t*
 }
 
 void ragspec_forward(const Model* model_pointer, const Step* step_pointer) {
-  static std::mutex one_at_a_time;
-  const std::lock_guard<std::mutex> guard(one_at_a_time);
+  const std::lock_guard<std::mutex> guard(crew_mutex);
   const Model& model = *model_pointer;
   const Step& step = *step_pointer;
   const int tokens = step.tokens, threads = step.threads;

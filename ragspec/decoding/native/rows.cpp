@@ -93,6 +93,22 @@ void quantize(const Linear& weight, const float* x, int rows, uint8_t* out, floa
   });
 }
 
+void normalize_pair_quantize(const Linear& weight, const Head& head, const Chain& chain) {
+  const int width = head.hidden;
+  quantize_rows(weight, chain.rows, chain.bytes, chain.scales, chain.threads, [&](int row, float* values) {
+    const float* state = chain.states + (size_t)row * width;
+    alignas(64) float token[MOST_INPUTS / 2];
+    const uint16_t* from = head.embedding + (size_t)chain.ids[row] * width;
+    for (int i = 0; i < width; i += LANES)
+      store(token + i, (f32x16)(__builtin_convertvector(load<u16x16>(from + i), u32x16) << 16));
+    const float left = root_mean_square(state, width, head.epsilon), right = root_mean_square(token, width, head.epsilon);
+    for (int i = 0; i < width; i += LANES) {
+      store(values + i, load<f32x16>(state + i) * left * load<f32x16>(head.state_norm + i));
+      store(values + width + i, load<f32x16>(token + i) * right * load<f32x16>(head.token_norm + i));
+    }
+  });
+}
+
 void gate_quantize(const Linear& weight, const float* gate_up, int rows, uint8_t* out, float* scale, int threads) {
   const int width = weight.inputs;
   quantize_rows(weight, rows, out, scale, threads, [&](int row, float* values) {

@@ -163,7 +163,8 @@ class Register(Quiet):
 
     def observe(self, request_id: str, tokens: Sequence[int], hidden: torch.Tensor | None) -> None:
         self.told[request_id] += tokens
-        self.consistent &= (None if hidden is None else len(hidden)) == (len(tokens) if self.wants_hidden else None)
+        # Who did not ask for states gets them where another drafter did.
+        self.consistent &= not self.wants_hidden if hidden is None else len(hidden) == len(tokens)
 
     def end(self, request_id: str) -> None:
         self.told.pop(request_id, None)

@@ -27,7 +27,7 @@ def cost(first: float, row: float, chunk_row: float = 0.0) -> StepCost:
 
 
 def widths(survivals: Mapping[str, list[float]], load: StepLoad, costs: StepCost) -> dict[str, int]:
-    return choose_widths(survivals, load, costs)[0]
+    return dict(choose_widths(survivals, load, costs).widths)
 
 
 def test_free_rows_are_all_taken() -> None:
