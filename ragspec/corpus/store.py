@@ -207,6 +207,19 @@ def walk(collection: Collection) -> Iterator[tuple[list[str], list[dict[str, Any
         offset += len(page[0])
 
 
+def texts(collection: Collection) -> Iterator[str]:
+    """All passages' texts, a page at a time; nothing may be added or deleted meanwhile."""
+    offset = 0
+    while page := _texts(collection, offset):
+        yield from page
+        offset += len(page)
+
+
+@reported
+def _texts(collection: Collection, offset: int) -> list[str]:
+    return collection.get(limit=PAGE, offset=offset, include=["documents"])["documents"] or []
+
+
 @reported
 def _page(collection: Collection, offset: int) -> tuple[list[str], list[dict[str, Any]]]:
     page = collection.get(limit=PAGE, offset=offset, include=["metadatas"])

@@ -18,13 +18,14 @@ from unittest import mock
 import pytest
 
 from ragspec.decoding.acceptance import Source
-from ragspec.decoding.draft import Draft, Drafter
+from ragspec.decoding.draft import Draft, Drafter, Stakes
 from ragspec.decoding.engine import Engine
+from ragspec.decoding.head_drafter import HeadDrafter
 from ragspec.decoding.lookup import JobDrafter, OwnTextDrafter
 from ragspec.decoding.request import Completion, Request, Sampling
 from ragspec.decoding.step_cost import FREE, StepLoad, StepProfile
 from ragspec.errors import InputError
-from tests.unit.decoding import drafters
+from tests.unit.decoding import drafters, heads
 from tests.unit.decoding.plain import Answer, Tokens, cut
 from tests.unit.decoding.records import check_record
 from tests.unit.decoding.worlds import World, world
@@ -105,10 +106,13 @@ class Schedule:
         kinds: list[Drafter] = [
             *(drafters.NoisyOracle(known, vocabulary, noise=noise, seed=seed) for noise in (0, 0.1, 0.3, 1)),
             drafters.NowAndThen(known, vocabulary, seed),
+            HeadDrafter(heads.random_chain(self.world.target, self.rng.choice(heads.ARCHITECTURES))),
+            HeadDrafter(heads.KnowingChain(known.values(), seed)),
+            HeadDrafter(heads.RaisingChain(heads.random_chain(self.world.target, "recurrent"), seed)),
             drafters.ProposesNonsense(vocabulary, seed),
         ]
         lookups: list[Drafter] = [OwnTextDrafter(), JobDrafter()]
-        return [*lookups[: self.rng.choice([0, 1, 2, 2, 2])], *self.rng.sample(kinds, self.rng.choice([0, 0, 1, 2]))]
+        return [*lookups[: self.rng.choice([0, 1, 2, 2, 2])], *self.rng.sample(kinds, self.rng.choice([0, 1, 1, 2]))]
 
     def _profile(self) -> StepProfile:
         """Draft rows so dear that many are not worth verifying."""
@@ -119,6 +123,7 @@ class Schedule:
         """Count what the engine does unseen, and let its clock be drawn too: what is cut and when drafters rest hangs on it."""
         panel, width, cache = self.engine._panel, self.engine._width, self.engine._cache
         propose, draft, copy_prefix = panel.propose, width.draft, cache.copy_prefix
+        propose_costly = panel.propose_costly
         proposed: dict[str, list[Draft]] = {}
         time, pace = random.Random(self.seed), self.rng.choice([1e-6, 1e-6, 1e-6, 0.2, 2.0])
         now = 0.0
@@ -148,7 +153,14 @@ class Schedule:
             self.seen["kept"] += destination >= self.engine._scheduler._slots.working
             copy_prefix(source, destination, length)
 
+        def watched_costly(limits: Mapping[str, int], stakes: Stakes) -> dict[str, list[Draft]]:
+            offers = propose_costly(limits, stakes)
+            for request_id, drafts in offers.items():
+                proposed[request_id] = [*proposed.get(request_id, []), *drafts]
+            return offers
+
         panel.propose, width.draft, width._clock = watched_propose, watched_draft, clock
+        panel.propose_costly = watched_costly
         cache.copy_prefix = watched_copy
 
     def run(self) -> None:

@@ -1,0 +1,291 @@
+"""`ragspec head`: make training text, train, measure and look at speculation heads."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ragspec.cli.count import counted
+from ragspec.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from ragspec.decoding.request import Request
+    from ragspec.decoding.target import Target
+    from ragspec.heads.training import Progress
+
+#: Seconds between two lines of progress.
+_LINE_EVERY = 10.0
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.group()
+def head() -> None:
+    """Train, measure and look at speculation heads.
+
+    A head is a small network that proposes the target's next tokens from its hidden state. The default model's ships with
+    ragspec; for another model, or for your own corpus, train one. RAGSPEC_HEAD chooses which one a worker uses.
+
+    \b
+    Example:
+      ragspec head data heads/data
+      ragspec head train heads/data heads/mine
+      ragspec head eval heads/mine
+      RAGSPEC_HEAD=heads/mine ragspec up
+    """
+
+
+@head.command()
+@click.argument("out", type=_FOLDER)
+@click.option("--topics", type=click.IntRange(min=1), help="So many of the built-in topics. [default: all]")
+@click.option("--collection", help="Answer questions over this collection instead.")
+@click.option("--questions", type=_FILE, help="With --collection: a question file, as for `ragspec submit`.")
+@click.option("--top-k", type=click.IntRange(min=1), default=3, show_default=True, help="Passages of a prompt.")
+@click.option("--max-tokens", type=click.IntRange(min=2), default=128, show_default=True, help="Of an answer.")
+@click.option("--seed", type=int, default=0, show_default=True)
+def data(
+    out: Path,
+    topics: int | None,
+    collection: str | None,
+    questions: Path | None,
+    top_k: int,
+    max_tokens: int,
+    seed: int,
+) -> None:
+    """Have the target write a head's training text into the folder OUT, with its hidden states.
+
+    Without --collection it writes about built-in topics and answers questions about them: no corpus is needed, and nothing of
+    yours goes into the head. With --collection it answers your questions over your passages, or else questions that it
+    writes about the passages itself. Ctrl-C keeps what is written; more can be added by another run.
+
+    A token takes two bytes for each number of a hidden state: 1.2 GB a million tokens for the default model.
+
+    \b
+    Example:
+      ragspec head data heads/data
+      ragspec head data heads/handbook --collection handbook --questions questions.jsonl
+    """
+    from ragspec.decoding.loading import load_configured
+    from ragspec.heads.data import write_answers, write_topic_answers
+
+    if questions and not collection:
+        raise click.UsageError("--questions needs --collection: where the passages come from.")
+    settings = load_settings()
+    target = load_configured(settings)
+    window = min(settings.context_window, target.context_window)
+    told = _Told()
+    try:
+        if collection is None:
+            written = write_topic_answers(
+                target, out, topics=topics or 0, seed=seed, window=window, progress=told.recorded
+            )
+        else:
+            requests = _corpus(settings, target, collection, questions, top_k, max_tokens)
+            source = f"collection {collection}, questions of {questions.name if questions else 'the target'}"
+            written = write_answers(target, out, requests, source=source, window=window, progress=told.recorded)
+    except KeyboardInterrupt:
+        click.echo(f"\nstopped; what was written to {out} can be trained on", err=True)
+        sys.exit(130)
+    click.echo(f"{counted(written, 'token')} written to {out}")
+
+
+@head.command()
+@click.argument("data", type=_FOLDER)
+@click.argument("out", type=_FOLDER)
+@click.option("--architecture", default="recurrent", show_default=True, help="recurrent or mlp.")
+@click.option("--inner", type=click.IntRange(min=16), default=1536, show_default=True, help="Width of its layer.")
+@click.option("--draft-tokens", type=click.IntRange(min=1), default=8192, show_default=True, help="Draft vocabulary.")
+@click.option("--depth", type=click.IntRange(1, 16), default=4, show_default=True, help="Tokens ahead.")
+@click.option("--loss", type=click.Choice(["kl", "acceptance"]), default="kl", show_default=True)
+@click.option("--epochs", type=click.IntRange(min=1), default=4, show_default=True, help="Times through the data.")
+@click.option("--learning-rate", type=float, default=1e-3, show_default=True)
+@click.option("--patience", type=click.IntRange(min=1), default=2, show_default=True, help="Epochs without progress.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--continue", "start", type=_FOLDER, help="Go on from this head: its shape counts, not the options.")
+def train(data: Path, out: Path, start: Path | None, **recipe: Any) -> None:
+    """Train a head on the answers in DATA and leave the best one in the folder OUT.
+
+    One answer in forty is held back: what a head reaches there is printed after every epoch and decides which one is kept and
+    when training ends. A run that was stopped goes on behind its last epoch when it is started again.
+
+    \b
+    Example:
+      ragspec head train heads/data heads/mine
+      ragspec head train heads/handbook heads/adapted --continue heads/mine --learning-rate 3e-4
+    """
+    from ragspec.decoding.loading import load_configured
+    from ragspec.heads.report import write_report
+    from ragspec.heads.training import Recipe
+    from ragspec.heads.training import train as train_head
+
+    target = load_configured(load_settings())
+    told = _Told()
+    try:
+        found = train_head(target, data, out, Recipe(**recipe), start=start, progress=told.trained)
+    except KeyboardInterrupt:
+        click.echo(f"\nstopped; the same command goes on behind the last whole epoch in {out}", err=True)
+        sys.exit(130)
+    report = write_report(out)
+    click.echo(f"mean acceptance length {found.mean_acceptance_length:.3f}, head alone, on the answers held back")
+    click.echo(f"head in {out}, curves in {report}")
+
+
+@head.command(name="eval")
+@click.argument("head_folder", metavar="HEAD", type=_FOLDER)
+@click.option("--prompts", type=_FILE, multiple=True, help="JSON Lines with a field `prompt`. [default: the demo's]")
+@click.option("--limit", type=click.IntRange(min=1), default=40, show_default=True, help="Prompts of a file.")
+@click.option("--max-tokens", type=click.IntRange(min=2), default=128, show_default=True, help="Of an answer.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for each file and way to draft.")
+def evaluate(head_folder: Path, prompts: tuple[Path, ...], limit: int, max_tokens: int, *, as_json: bool) -> None:
+    """Decode prompts with lookup alone, with the head HEAD alone and with both, one at a time.
+
+    \b
+    Example:
+      ragspec head eval heads/mine
+      ragspec head eval heads/mine --prompts rag.jsonl --prompts qa.jsonl
+    """
+    from ragspec.decoding.loading import load_configured
+    from ragspec.decoding.profiling import profile_steps
+    from ragspec.heads.checkpoint import load_head
+    from ragspec.heads.evaluation import compare
+    from ragspec.heads.loading import find_head, make_chain
+    from ragspec.heads.texts import read_prompts
+
+    settings = load_settings()
+    target = load_configured(settings)
+    find_head(str(head_folder), target)
+    chain = make_chain(load_head(head_folder)[0], target)
+    window = min(settings.context_window, target.context_window)
+    profile = profile_steps(target, max_batch=1, window=window)
+    if not as_json:
+        click.echo(
+            f"{'prompts':<16}{'drafts':<8}{'tokens/step':>12}{'drafted':>9}{'accepted':>9}{'tokens/s':>10}   by place"
+        )
+    for path in prompts or (None,):
+        requests = read_prompts(target, path, max_tokens, window)[:limit]
+        for way in compare(target, chain, requests, profile, window=window, max_draft=settings.max_draft):
+            row = {
+                "prompts": "demo" if path is None else path.stem,
+                "drafts": way.name,
+                "mean_acceptance_length": round(way.mean_acceptance_length, 3),
+                "drafted_per_step": round(way.drafted / max(1, way.steps), 2),
+                "draft_acceptance_rate": round(way.accepted / max(1, way.drafted), 3),
+                "tokens_per_second": round(way.tokens / way.seconds, 1),
+                "acceptance_by_place": [round(rate, 2) for rate in way.by_place],
+                "tokens_by_source": way.by_source,
+                "draft_step_ms": round(way.draft_step_s * 1000, 3),
+                "target_step_ms": round(profile.decode[0][0] * 1000, 3),
+            }
+            if as_json:
+                click.echo(json.dumps(row))
+            else:
+                cells = [row[name] for name in list(row)[2:6]]
+                click.echo(
+                    f"{row['prompts']:<16}{row['drafts']:<8}{cells[0]:>12}{cells[1]:>9}{cells[2]:>9}{cells[3]:>10}   "
+                    + " ".join(f"{rate:.2f}" for rate in way.by_place[:6])
+                )
+    if not as_json:
+        share = way.draft_step_s / profile.decode[0][0]
+        click.echo(f"a draft step takes {way.draft_step_s * 1000:.2f} ms, {share:.1%} of a target step")
+
+
+@head.command()
+@click.argument("head_folder", metavar="[HEAD]", type=_FOLDER, required=False)
+@click.option("--json", "as_json", is_flag=True, help="The card as it is.")
+def info(head_folder: Path | None, *, as_json: bool) -> None:
+    """Print a head's card: what it is for, how it was trained, what it was measured to do; without HEAD, the shipped ones'.
+
+    \b
+    Example:
+      ragspec head info heads/mine
+    """
+    from dataclasses import asdict
+
+    from ragspec.heads.checkpoint import WEIGHTS, read_head_card, shipped_heads
+
+    for folder in [head_folder] if head_folder else shipped_heads():
+        card = read_head_card(folder)
+        if as_json:
+            click.echo(json.dumps(asdict(card)))
+            continue
+        size = (folder / WEIGHTS).stat().st_size if (folder / WEIGHTS).exists() else 0
+        click.echo(f"{folder}  {size / 1e6:.1f} MB")
+        click.echo(f"  {card.architecture} head for {card.target}, {card.depth} tokens ahead, inner width {card.inner}")
+        for name, value in {**card.training, **card.measured}.items():
+            click.echo(f"  {name}: {value if isinstance(value, str) else json.dumps(value)}")
+
+
+def _corpus(
+    settings: Settings, target: Target, collection: str, questions: Path | None, top_k: int, max_tokens: int
+) -> Iterator[Request]:
+    from ragspec.corpus.embedder import load_embedder
+    from ragspec.corpus.retriever import load_retriever
+    from ragspec.corpus.store import open_store, texts
+    from ragspec.heads.data import BATCH
+    from ragspec.heads.texts import corpus_requests, written_questions
+    from ragspec.prompt import PromptBuilder
+
+    window = min(settings.context_window, target.context_window)
+    builder = PromptBuilder(target.tokenizer, window, settings.prompt_template, settings.passage_order)
+    if questions is None:
+        with open_store(settings) as store:
+            # Asked before the first is answered: two engines at once would share the memory.
+            asked = list(written_questions(target, texts(store.open(collection)), batch=BATCH, window=window))
+    else:
+        asked = list(_read_questions(questions))
+    retriever = load_retriever(settings, load_embedder(settings))
+    return corpus_requests(builder, retriever, collection, asked, top_k, max_tokens)
+
+
+def _read_questions(path: Path) -> Iterator[str]:
+    from producer.formats import detect
+    from producer.source import open_source
+    from producer.submit import read_rows
+    from ragspec.jobs.row import ParsedRow
+
+    with open_source(str(path)) as source:
+        for row in read_rows(source, detect(source)):
+            if isinstance(row, ParsedRow):
+                yield row.text
+
+
+class _Told:
+    """Says how far something is, now and then, on standard error."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.monotonic()
+
+    def recorded(self, kind: str, answers: int, tokens: int) -> None:
+        """An answer was written."""
+        if self._due():
+            speed = tokens / (time.monotonic() - self._began)
+            click.echo(f"{tokens:,} tokens ({speed:.0f}/s); {kind}: {counted(answers, 'answer')}", err=True)
+
+    def trained(self, progress: Progress) -> None:
+        """A training run spoke."""
+        if progress.by_place is not None:
+            places = " ".join(f"{rate:.3f}" for rate in progress.by_place)
+            click.echo(
+                f"epoch {progress.epoch + 1}: mean acceptance length {progress.mean_acceptance_length:.3f}, by place {places}",
+                err=True,
+            )
+        elif self._due():
+            share = progress.step / progress.steps
+            click.echo(
+                f"epoch {progress.epoch + 1}, step {progress.step:,} of {progress.steps:,} ({share:.0%}), "
+                f"loss {progress.loss:.3f}, {progress.seconds / 60:.1f} min",
+                err=True,
+            )
+
+    def _due(self) -> bool:
+        now = time.monotonic()
+        if now - self._last < _LINE_EVERY:
+            return False
+        self._last = now
+        return True

@@ -1,0 +1,65 @@
+"""From recorded answers to training batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ragspec.heads.store import Answers, read_answers
+
+#: One answer of so many is held back: a head is measured on those and never trained on them.
+HELD_BACK = 40
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Positions:
+    """Places in a file's answers from which a head is to draft.
+
+    Attributes:
+        answers: the file.
+        places: indices of tokens, [n]; the draft begins behind each.
+        ahead: how many tokens of the answer follow, at least 1, [n].
+    """
+
+    answers: Answers
+    places: Tensor
+    ahead: Tensor
+
+    def shuffled(self, generator: torch.Generator) -> Positions:
+        """The same in a random order."""
+        order = torch.randperm(len(self.places), generator=generator)
+        return Positions(self.answers, self.places[order], self.ahead[order])
+
+    def split(self, size: int) -> Iterator[Positions]:
+        """Batches of `size`, the last perhaps smaller."""
+        for start in range(0, len(self.places), size):
+            yield Positions(self.answers, self.places[start : start + size], self.ahead[start : start + size])
+
+
+def positions(answers: Answers, *, held_back: bool) -> Positions:
+    """Every place that a draft can begin behind, in the answers to train on or in those held back."""
+    starts = answers.starts.tolist()
+    places, ahead = [], []
+    for number, (start, end) in enumerate(pairwise(starts)):
+        if (number % HELD_BACK == 0) == held_back and end - start > 1:
+            places.append(torch.arange(start, end - 1))
+            ahead.append(end - 1 - places[-1])
+    empty = torch.zeros(0, dtype=torch.long)
+    return Positions(answers, torch.cat([empty, *places]), torch.cat([empty, *ahead]))
+
+
+def draft_vocabulary(files: Sequence[Path], size: int, vocabulary: int) -> tuple[int, ...]:
+    """The tokens that the target writes most often; where it wrote fewer than `size`, the lowest ids, which a byte-pair
+    tokenizer learnt first, fill up.
+    """
+    counts = torch.zeros(vocabulary, dtype=torch.long)
+    for path in files:
+        tokens = read_answers(path).tokens.long()
+        counts += torch.bincount(tokens, minlength=vocabulary)
+    order = (-counts).argsort(stable=True)[: min(size, vocabulary)]
+    return tuple(sorted(order.tolist()))

@@ -1,0 +1,126 @@
+"""A head on disk: weights in safetensors, and a card that says what it is for and what it does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from ragspec.decoding.target import Target
+from ragspec.errors import InputError
+from ragspec.heads.architecture import Head, HeadShape, make_head
+
+WEIGHTS, CARD = "head.safetensors", "card.json"
+#: Heads inside the package, a folder each.
+_SHIPPED = Path(__file__).parent / "shipped"
+_DRAFT_TOKENS = "draft_tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCard:
+    """What a head is.
+
+    Attributes:
+        architecture: its name in the registry.
+        target: `name@fingerprint` of the decoder it was trained for.
+        vocabulary: of that decoder.
+        hidden: width of that decoder's states.
+        inner: width of the head's own layer.
+        depth: tokens ahead that it was trained for.
+        epsilon: of its norms.
+        training: data, recipe and version, as they were.
+        measured: acceptance on the answers held back.
+    """
+
+    architecture: str
+    target: str
+    vocabulary: int
+    hidden: int
+    inner: int
+    depth: int
+    epsilon: float
+    training: Mapping[str, Any] = field(default_factory=dict)
+    measured: Mapping[str, Any] = field(default_factory=dict)
+
+
+def save_head(head: Head, card: HeadCard, folder: Path) -> None:
+    """Write both files, each at once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: value.detach().to(torch.bfloat16).contiguous() for name, value in head.state_dict().items()}
+    tensors[_DRAFT_TOKENS] = torch.tensor(head.shape.draft_tokens, dtype=torch.int32)
+    part = folder / f"{WEIGHTS}.part"
+    save_file(tensors, part)
+    part.replace(folder / WEIGHTS)
+    part = folder / f"{CARD}.part"
+    part.write_text(json.dumps(asdict(card), indent=1) + "\n", encoding="utf-8")
+    part.replace(folder / CARD)
+
+
+def read_head_card(folder: Path) -> HeadCard:
+    """The card.
+
+    Raises:
+        InputError: there is none, or it is none (code `bad_head`).
+    """
+    try:
+        return HeadCard(**json.loads((folder / CARD).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        msg = f"{folder} holds no speculation head: {error}"
+        raise InputError(msg, "Give a folder that `ragspec head train` wrote.", code="bad_head") from error
+
+
+def shipped_heads() -> list[Path]:
+    """The folders of the heads inside the package."""
+    return sorted(card.parent for card in _SHIPPED.glob(f"*/{CARD}"))
+
+
+def load_head(folder: Path) -> tuple[Head, HeadCard]:
+    """Read a head, in float32 on CPU.
+
+    Raises:
+        InputError: the files are missing, damaged or of another shape than the card says (code `bad_head`).
+    """
+    card = read_head_card(folder)
+    try:
+        tensors = load_file(folder / WEIGHTS)
+        tokens = tuple(tensors.pop(_DRAFT_TOKENS).tolist())
+        head = make_head(card.architecture, HeadShape(card.hidden, card.inner, tokens, card.depth, card.epsilon))
+        head.load_state_dict({name: value.float() for name, value in tensors.items()})
+    except (OSError, KeyError, RuntimeError, ValueError, SafetensorError) as error:
+        msg = f"The head in {folder} cannot be read: {error}"
+        raise InputError(msg, "Train it again, or give another folder.", code="bad_head") from error
+    if not tokens or min(tokens) < 0 or max(tokens) >= card.vocabulary:
+        msg = f"The head in {folder} drafts tokens outside its vocabulary of {card.vocabulary}."
+        raise InputError(msg, "Train it again, or give another folder.", code="bad_head")
+    return head.requires_grad_(requires_grad=False), card
+
+
+def head_identity(folder: Path, card: HeadCard) -> str:
+    """`architecture@` and the first 16 hex digits of the SHA-256 of its weights."""
+    with (folder / WEIGHTS).open("rb") as file:
+        return f"{card.architecture}@{hashlib.file_digest(file, 'sha256').hexdigest()[:16]}"
+
+
+def model_of(identity: str) -> str:
+    """`name@fingerprint` of a target's identity: a head serves a model in any precision."""
+    name, _, precision = identity.rpartition("+")
+    return name or precision
+
+
+def misfit(card: HeadCard, target: Target) -> str | None:
+    """Why a head cannot draft for a target; None where it can."""
+    if card.hidden != target.hidden_size:
+        return f"its states are {card.hidden} wide, the target's {target.hidden_size}"
+    if card.vocabulary != target.vocabulary:
+        return f"its vocabulary has {card.vocabulary} tokens, the target's {target.vocabulary}"
+    loaded = model_of(target.identity)
+    if card.target.rpartition("@")[2] != loaded.rpartition("@")[2]:
+        return f"it was trained for {card.target}, the target is {loaded}"
+    return None

@@ -1,0 +1,84 @@
+"""`ragspec head data`: the target writes the text that its head is trained on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from ragspec.decoding.request import Request
+from ragspec.decoding.target import Target
+from ragspec.heads.recording import record
+from ragspec.heads.store import AnswerWriter, DataCard
+from ragspec.heads.texts import TopicTexts, read_topics
+from ragspec.prompt import PromptBuilder
+
+#: Told after every answer: kind of text, answers so far of it, tokens so far in all.
+Progress = Callable[[str, int, int], None]
+#: Sequences decoded together: no user waits, so as many as still make a step cheaper a token.
+BATCH = 64
+#: Topics whose texts are written before their questions are answered.
+_ROUND = 256
+
+
+def write_topic_answers(
+    target: Target,
+    folder: Path,
+    *,
+    topics: int = 0,
+    seed: int = 0,
+    window: int = 1536,
+    progress: Progress | None = None,
+) -> int:
+    """Have the target write about the built-in topics and answer questions about them; returns the tokens written.
+
+    Args:
+        target: who writes.
+        folder: for the answers.
+        topics: how many topics; 0 for all.
+        seed: of everything random.
+        window: tokens of prompt and answer.
+        progress: told of every answer.
+    """
+    card = DataCard(target.identity, target.hidden_size, "the target's own texts about built-in topics", seed)
+    writer = AnswerWriter(folder, card)
+    builder = PromptBuilder(target.tokenizer, window)
+    known = read_topics()
+    drawn = random.Random(seed).sample(known, min(topics or len(known), len(known)))  # noqa: S311 - nothing secret
+    for start in range(0, len(drawn), _ROUND):
+        plan = TopicTexts(target.tokenizer, builder, drawn[start : start + _ROUND], seed + start)
+        texts = _run(target, plan.texts(), writer, window, progress)
+        _run(target, plan.answers(texts), writer, window, progress)
+    writer.flush()
+    return writer.written
+
+
+def write_answers(
+    target: Target,
+    folder: Path,
+    requests: Iterable[Request],
+    *,
+    source: str,
+    window: int,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> int:
+    """Have the target answer requests; returns the tokens written."""
+    writer = AnswerWriter(folder, DataCard(target.identity, target.hidden_size, source, seed))
+    _run(target, requests, writer, window, progress)
+    writer.flush()
+    return writer.written
+
+
+def _run(
+    target: Target, requests: Iterable[Request], writer: AnswerWriter, window: int, progress: Progress | None
+) -> dict[int, str]:
+    """Answer, write, and give back the texts by the number in their ids, in the order of those numbers."""
+    texts: dict[int, str] = {}
+    for recording in record(target, requests, batch=BATCH, window=window):
+        kind, number = recording.request_id.rsplit("-", 1)
+        writer.add(kind, recording.tokens, recording.hidden)
+        texts[int(number)] = recording.text
+        if progress is not None:
+            progress(kind, len(texts), writer.written)
+    return dict(sorted(texts.items()))

@@ -1,0 +1,149 @@
+"""A head in the engine: mean acceptance length and time of the head alone, of lookup alone, and of both."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ragspec.decoding.acceptance import Source
+from ragspec.decoding.draft import Drafter
+from ragspec.decoding.engine import Engine
+from ragspec.decoding.head_drafter import ChainHead, HeadDrafter
+from ragspec.decoding.lookup import JobDrafter, OwnTextDrafter
+from ragspec.decoding.request import Completion, Request
+from ragspec.decoding.step_cost import StepProfile
+from ragspec.decoding.target import Target
+
+
+class TimedChain:
+    """A chain that counts its steps and their seconds."""
+
+    def __init__(self, chain: ChainHead) -> None:
+        self._chain = chain
+        self.steps = 0
+        self.seconds = 0.0
+
+    def extras(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """As the chain says."""
+        return self._chain.extras(tokens)
+
+    def draft(
+        self,
+        states: Sequence[Tensor],
+        tokens: Sequence[int],
+        extras: Sequence[tuple[int, ...]],
+        steps: int,
+        row_price: float,
+        step_price: float,
+    ) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+        """As the chain drafts."""
+        began = time.perf_counter()
+        drafts = self._chain.draft(states, tokens, extras, steps, row_price, step_price)
+        self.seconds += time.perf_counter() - began
+        self.steps += min(steps, 1 + max(len(found) for found, _ in drafts))
+        return drafts
+
+
+@dataclass
+class Way:
+    """What one way to draft did.
+
+    Attributes:
+        name: head, lookup or hybrid.
+        tokens: emitted in verify steps.
+        steps: verify steps.
+        drafted: draft tokens.
+        accepted: of these.
+        seconds: decoding.
+        tested: how often a draft had a token at each place.
+        stood: how often that token was accepted.
+        by_source: emitted tokens by who proposed them.
+        draft_step_s: seconds of one step of the head's chain.
+    """
+
+    name: str
+    tokens: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    seconds: float = 0.0
+    tested: list[int] = field(default_factory=list)
+    stood: list[int] = field(default_factory=list)
+    by_source: dict[str, int] = field(default_factory=dict)
+    draft_step_s: float = 0.0
+
+    def add(self, done: Completion) -> None:
+        """Count an answer."""
+        record = done.acceptance
+        self.tokens += done.completion_tokens - 1
+        self.steps += record.num_verify_steps
+        self.drafted += record.num_draft_tokens
+        self.accepted += record.num_accepted_draft_tokens
+        self.seconds += done.decode_s
+        for drafted, accepted in zip(record.per_step_drafted, record.per_step_accepted, strict=True):
+            while len(self.tested) < drafted:
+                self.tested.append(0)
+                self.stood.append(0)
+            for place in range(min(drafted, accepted + 1)):
+                self.tested[place] += 1
+                self.stood[place] += place < accepted
+        for source in record.token_sources:
+            name = Source(source).name.lower()
+            self.by_source[name] = self.by_source.get(name, 0) + 1
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens a verify step, bonus token included."""
+        return self.tokens / max(1, self.steps)
+
+    @property
+    def by_place(self) -> list[float]:
+        """Probability of acceptance at each place, given that all before stood."""
+        return [stood / max(1, tested) for stood, tested in zip(self.stood, self.tested, strict=True)]
+
+
+def compare(
+    target: Target, chain: ChainHead, requests: Iterable[Request], profile: StepProfile, *, window: int, max_draft: int
+) -> list[Way]:
+    """Decode every request with each way to draft, one at a time, in turns.
+
+    Args:
+        target: the decoder.
+        chain: the head.
+        requests: prompts.
+        profile: what steps take, by which drafts are cut.
+        window: tokens of prompt and answer.
+        max_draft: draft tokens of a step at most.
+    """
+    alone, beside = TimedChain(chain), TimedChain(chain)
+    drafting: dict[str, list[Drafter]] = {
+        "lookup": [OwnTextDrafter(), JobDrafter()],
+        "head": [HeadDrafter(alone)],
+        "hybrid": [OwnTextDrafter(), JobDrafter(), HeadDrafter(beside)],
+    }
+    engines = {
+        name: Engine(
+            target,
+            max_batch=1,
+            context_window=window,
+            max_draft=max_draft,
+            drafters=drafters,
+            prefix_cache=0,
+            step_profile=profile,
+        )
+        for name, drafters in drafting.items()
+    }
+    ways = {name: Way(name) for name in drafting}
+    order = list(drafting)
+    for number, request in enumerate(requests):
+        for name in order[number % 3 :] + order[: number % 3]:
+            engines[name].add(request)
+            while engines[name].has_work:
+                for done in engines[name].step():
+                    ways[name].add(done)
+    for name, timed in (("head", alone), ("hybrid", beside)):
+        ways[name].draft_step_s = timed.seconds / max(1, timed.steps)
+    return list(ways.values())

@@ -1,0 +1,143 @@
+"""A folder of recorded answers: what heads are trained and measured on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ragspec.errors import InputError
+
+#: Tokens of a file; at 576 numbers a state it takes some 75 MB.
+SHARD_TOKENS = 65536
+_CARD = "data.json"
+
+
+@dataclass(frozen=True, slots=True)
+class DataCard:
+    """Where recorded answers come from.
+
+    Attributes:
+        target: identity of the target that wrote them.
+        hidden: width of its states.
+        source: in words.
+        seed: of everything random.
+    """
+
+    target: str
+    hidden: int
+    source: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answers:
+    """Many answers, one after another.
+
+    Attributes:
+        tokens: [n].
+        hidden: [n, hidden]; row i gave token i.
+        starts: where each answer begins, and at last n, [answers + 1].
+        kinds: what kind of prompt each answers.
+    """
+
+    tokens: Tensor
+    hidden: Tensor
+    starts: Tensor
+    kinds: tuple[str, ...]
+
+    def __len__(self) -> int:
+        """Answers."""
+        return len(self.starts) - 1
+
+
+class AnswerWriter:
+    """Writes answers into a folder, a file at a time; what a killed run left is whole files.
+
+    Args:
+        folder: made if it is missing; files that lie there are kept.
+        card: written at once.
+
+    Raises:
+        InputError: the folder holds answers of another target (code `other_target`).
+    """
+
+    def __init__(self, folder: Path, card: DataCard) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / _CARD
+        if path.exists():
+            there = read_card(folder)
+            if there.target != card.target:
+                msg = f"{folder} holds answers of {there.target}; these are of {card.target}."
+                raise InputError(msg, "Choose another folder.", code="other_target")
+        path.write_text(json.dumps(asdict(card), indent=1) + "\n", encoding="utf-8")
+        self._folder = folder
+        self._tokens: list[int] = []
+        self._hidden: list[Tensor] = []
+        self._starts: list[int] = []
+        self._kinds: list[str] = []
+        self.written = 0
+
+    def add(self, kind: str, tokens: Sequence[int], hidden: Tensor) -> None:
+        """One answer: [n] and [n, hidden]."""
+        self._starts.append(len(self._tokens))
+        self._tokens += tokens
+        self._hidden.append(hidden.to(torch.bfloat16))
+        self._kinds.append(kind)
+        self.written += len(tokens)
+        if len(self._tokens) >= SHARD_TOKENS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is gathered."""
+        if not self._tokens:
+            return
+        number = len(list(self._folder.glob("answers-*.safetensors")))
+        path = self._folder / f"answers-{number:05d}.safetensors"
+        tensors = {
+            "tokens": torch.tensor(self._tokens, dtype=torch.int32),
+            "hidden": torch.cat(self._hidden),
+            "starts": torch.tensor([*self._starts, len(self._tokens)]),
+        }
+        save_file(tensors, path.with_suffix(".part"), metadata={"kinds": json.dumps(self._kinds)})
+        path.with_suffix(".part").replace(path)
+        self._tokens, self._hidden, self._starts, self._kinds = [], [], [], []
+
+
+def read_card(folder: Path) -> DataCard:
+    """The folder's card.
+
+    Raises:
+        InputError: it has none.
+    """
+    try:
+        return DataCard(**json.loads((folder / _CARD).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        msg = f"{folder} holds no recorded answers: {error}"
+        raise InputError(msg, "Make some with `ragspec head data`.", code="no_head_data") from error
+
+
+def answer_files(folder: Path) -> list[Path]:
+    """The folder's files, in the order in which they were written.
+
+    Raises:
+        InputError: there is none.
+    """
+    files = sorted(folder.glob("answers-*.safetensors"))
+    if not files:
+        msg = f"{folder} holds no recorded answers."
+        raise InputError(msg, "Make some with `ragspec head data`.", code="no_head_data")
+    return files
+
+
+def read_answers(path: Path) -> Answers:
+    """One file."""
+    with safe_open(path, framework="pt") as file:
+        kinds = tuple(json.loads(file.metadata()["kinds"]))
+        return Answers(file.get_tensor("tokens"), file.get_tensor("hidden"), file.get_tensor("starts"), kinds)

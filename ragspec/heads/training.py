@@ -1,0 +1,288 @@
+"""Training a head on recorded answers: seeded, resumable, stopped by the acceptance it reaches."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional
+
+from ragspec import __version__
+from ragspec.decoding.target import Target
+from ragspec.errors import InputError
+from ragspec.heads.acceptance import HeadAcceptance, measure
+from ragspec.heads.architecture import Head, HeadShape, make_head
+from ragspec.heads.batches import Positions, draft_vocabulary, positions
+from ragspec.heads.checkpoint import HeadCard, load_head, model_of, save_head
+from ragspec.heads.store import answer_files, read_answers, read_card
+from ragspec.heads.walk import FrozenRows, Place, frozen_rows, walk
+
+Loss = Literal["kl", "acceptance"]
+
+#: Where a run can be taken up again, and what it has said so far.
+_STATE, LOG = "training.safetensors", "log.jsonl"
+#: Steps until the learning rate is whole.
+_WARM_UP = 100
+#: Of the learning rate at the end.
+_LEAST_RATE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a head is trained.
+
+    Attributes:
+        architecture: of the head.
+        inner: width of its own layer.
+        draft_tokens: size of the draft vocabulary.
+        depth: places ahead.
+        loss: `kl`, the divergence from the target's distribution, or `acceptance`, 1 - sum min(p, q), what rejection
+            sampling would refuse.
+        step_weight: each place counts so much of the one before.
+        epochs: times through the data.
+        batch: positions of a step.
+        learning_rate: at its highest.
+        weight_decay: of AdamW (arXiv 1711.05101).
+        patience: epochs without more acceptance before training ends.
+        seed: of the weights and the order.
+    """
+
+    architecture: str = "recurrent"
+    inner: int = 1536
+    draft_tokens: int = 8192
+    depth: int = 4
+    loss: Loss = "kl"
+    step_weight: float = 0.8
+    epochs: int = 4
+    batch: int = 1024
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    patience: int = 2
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a training run says now and then; every line of its log.
+
+    Attributes:
+        epoch: from 0.
+        step: optimizer steps so far.
+        steps: of the whole run.
+        loss: running mean.
+        seconds: of this run.
+        by_place: acceptance by place on the answers held back, after an epoch; else None.
+        mean_acceptance_length: on those, with the head alone, after an epoch; else None.
+    """
+
+    epoch: int
+    step: int
+    steps: int
+    loss: float
+    seconds: float
+    by_place: list[float] | None = None
+    mean_acceptance_length: float | None = None
+
+
+def train(
+    target: Target,
+    data: Path,
+    folder: Path,
+    recipe: Recipe,
+    *,
+    start: Path | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> HeadAcceptance:
+    """Train a head and leave the best epoch's in `folder`; a run that was cut off there goes on behind its last epoch.
+
+    Args:
+        target: whose tokens it is to propose; it gives embeddings and output rows, which stay as they are.
+        data: recorded answers (`ragspec.heads.store`).
+        folder: for head, card, log and what resuming needs.
+        recipe: how.
+        start: a head to go on from instead of fresh weights; its own shape counts.
+        progress: told every few seconds, and after each epoch.
+
+    Returns:
+        What the best head reached on the answers held back.
+
+    Raises:
+        InputError: no data, or of another target (codes `no_head_data`, `other_target`); `folder` holds a run of another
+            recipe (code `other_recipe`).
+    """
+    files = answer_files(data)
+    card = read_card(data)
+    if model_of(card.target) != model_of(target.identity):
+        msg = f"{data} holds answers of {card.target}; the target is {target.identity}."
+        raise InputError(msg, "Record answers of this target with `ragspec head data`.", code="other_target")
+    torch.manual_seed(recipe.seed)
+    head = _new_head(target, files, recipe) if start is None else load_head(start)[0].requires_grad_(requires_grad=True)
+    run = _Run(target, head, frozen_rows(target, head), files, folder, recipe, progress)
+    return run.finish({"data": asdict(card), "recipe": asdict(recipe), "version": __version__})
+
+
+def _new_head(target: Target, files: list[Path], recipe: Recipe) -> Head:
+    chosen = draft_vocabulary(files, recipe.draft_tokens, target.vocabulary)
+    return make_head(recipe.architecture, HeadShape(target.hidden_size, recipe.inner, chosen, recipe.depth))
+
+
+class _Run:
+    def __init__(
+        self,
+        target: Target,
+        head: Head,
+        frozen: FrozenRows,
+        files: list[Path],
+        folder: Path,
+        recipe: Recipe,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._target, self._head, self._frozen, self._files = target, head, frozen, files
+        self._folder, self._recipe, self._progress = folder, recipe, progress
+        self._optimizer = torch.optim.AdamW(
+            head.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay, betas=(0.9, 0.95)
+        )
+        count = sum(len(positions(read_answers(path), held_back=False).places) for path in files)
+        self._per_epoch = sum(1 for _ in range(0, count, recipe.batch)) + len(files)
+        self._steps = self._per_epoch * recipe.epochs
+        self._step = 0
+        self._loss = math.nan
+        self._began = time.monotonic()
+        self._told = 0.0
+
+    def finish(self, training: Mapping[str, Any]) -> HeadAcceptance:
+        epoch, best, since = self._resume(training)
+        reached: HeadAcceptance | None = None
+        while epoch < self._recipe.epochs and since < self._recipe.patience:
+            for batch in self._batches(epoch):
+                self._learn(batch)
+                self._tell(epoch)
+            found = measure(self._head, self._frozen, self._files, self._recipe.depth)
+            self._tell(epoch, found)
+            epoch += 1
+            if found.mean_acceptance_length > best:
+                best, since, reached = found.mean_acceptance_length, 0, found
+                save_head(self._head, self._card(training, found, epoch), self._folder)
+            else:
+                since += 1
+            self._save(training, epoch, best, since)
+        if reached is None:
+            head, _ = load_head(self._folder)
+            reached = measure(head, frozen_rows(self._target, head), self._files, self._recipe.depth)
+        return reached
+
+    def _batches(self, epoch: int) -> Iterator[Positions]:
+        generator = torch.Generator().manual_seed(self._recipe.seed * 1000 + epoch)
+        for number in torch.randperm(len(self._files), generator=generator).tolist():
+            places = positions(read_answers(self._files[number]), held_back=False)
+            yield from places.shuffled(generator).split(self._recipe.batch)
+
+    def _learn(self, batch: Positions) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._recipe.learning_rate * self._rate()
+        total = torch.zeros(())
+        with torch.autocast(self._target.device.type, torch.bfloat16):
+            for number, place in enumerate(walk(self._head, self._frozen, batch, self._recipe.depth)):
+                weight = self._recipe.step_weight**number / len(batch.places)
+                total = total + weight * _loss(self._recipe.loss, place)
+        self._optimizer.zero_grad(set_to_none=True)
+        total.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self._head.parameters(), 1.0)
+        self._optimizer.step()
+        self._step += 1
+        value = float(total.detach())
+        self._loss = value if math.isnan(self._loss) else 0.98 * self._loss + 0.02 * value
+
+    def _rate(self) -> float:
+        """Of the learning rate: a short rise, then half a cosine."""
+        done = self._step / self._steps
+        return min(1.0, (self._step + 1) / _WARM_UP) * (
+            _LEAST_RATE + (1 - _LEAST_RATE) * 0.5 * (1 + math.cos(math.pi * done))
+        )
+
+    def _tell(self, epoch: int, found: HeadAcceptance | None = None) -> None:
+        seconds = time.monotonic() - self._began
+        if found is None and seconds - self._told < 5:
+            return
+        self._told = seconds
+        said = Progress(
+            epoch,
+            self._step,
+            self._steps,
+            round(self._loss, 4),
+            round(seconds, 1),
+            None if found is None else [round(rate, 4) for rate in found.by_place],
+            None if found is None else round(found.mean_acceptance_length, 4),
+        )
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / LOG).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(said)) + "\n")
+        if self._progress is not None:
+            self._progress(said)
+
+    def _card(self, training: Mapping[str, Any], found: HeadAcceptance, epochs: int) -> HeadCard:
+        shape = self._head.shape
+        return HeadCard(
+            architecture=self._head.architecture,
+            target=model_of(self._target.identity),
+            vocabulary=self._target.vocabulary,
+            hidden=shape.hidden,
+            inner=shape.inner,
+            depth=shape.depth,
+            epsilon=shape.epsilon,
+            training={**training, "epochs": epochs},
+            measured={
+                "acceptance_by_place": [round(rate, 4) for rate in found.by_place],
+                "mean_acceptance_length": round(found.mean_acceptance_length, 4),
+                "by_kind": {kind: round(found.of_kind(kind), 4) for kind in sorted(found.tokens)},
+            },
+        )
+
+    def _save(self, training: Mapping[str, Any], epoch: int, best: float, since: int) -> None:
+        tensors = {f"head.{name}": value for name, value in self._head.state_dict().items()}
+        for name, parameter in self._head.named_parameters():
+            tensors |= {f"{key}.{name}": value for key, value in self._optimizer.state[parameter].items()}
+        meta = {"training": json.dumps(training), "epoch": str(epoch), "best": str(best), "since": str(since)}
+        part = self._folder / f"{_STATE}.part"
+        save_file(
+            {name: value.contiguous() for name, value in tensors.items()},
+            part,
+            metadata={**meta, "step": str(self._step)},
+        )
+        part.replace(self._folder / _STATE)
+
+    def _resume(self, training: Mapping[str, Any]) -> tuple[int, float, int]:
+        path = self._folder / _STATE
+        if not path.exists():
+            return 0, 0.0, 0
+        with safe_open(path, framework="pt") as file:
+            meta = file.metadata()
+        if json.loads(meta["training"]) != json.loads(json.dumps(training)):
+            msg = f"{self._folder} holds a run of another recipe or other data."
+            raise InputError(msg, "Choose another folder, or the same recipe to go on.", code="other_recipe")
+        tensors = load_file(path)
+        self._head.load_state_dict({n[5:]: value for n, value in tensors.items() if n.startswith("head.")})
+        for name, parameter in self._head.named_parameters():
+            self._optimizer.state[parameter] = {
+                key: tensors[f"{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq")
+            }
+        self._step = int(meta["step"])
+        return int(meta["epoch"]), float(meta["best"]), int(meta["since"])
+
+
+def _loss(kind: Loss, place: Place) -> Tensor:
+    """Summed over the rows."""
+    with torch.autocast(place.scores.device.type, enabled=False):
+        ours, theirs = place.scores.float(), place.expected.float().softmax(-1)
+        if kind == "kl":  # less the target's entropy, which has no gradient
+            return functional.cross_entropy(ours, theirs, reduction="sum")
+        return (1 - torch.minimum(ours.softmax(-1), theirs).sum(-1)).sum()

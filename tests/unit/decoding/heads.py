@@ -1,0 +1,96 @@
+"""Heads for tests: of random weights, one that knows the answers, and one that raises."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ragspec.decoding.head_drafter import ChainHead
+from ragspec.decoding.target import Target
+from ragspec.heads.architecture import Head, HeadShape, make_head
+from ragspec.heads.loading import make_chain
+
+ARCHITECTURES = ["mlp", "recurrent"]
+Drafts = list[tuple[tuple[int, ...], tuple[float, ...]]]
+
+
+def random_head(target: Target, architecture: str, *, inner: int = 64, every: int = 2) -> Head:
+    """A head whose weights nobody trained; its draft vocabulary is every second token, say."""
+    with torch.random.fork_rng():
+        torch.manual_seed(11)
+        shape = HeadShape(target.hidden_size, inner, tuple(range(0, target.vocabulary, every)), depth=3)
+        return make_head(architecture, shape).requires_grad_(requires_grad=False)
+
+
+_CHAINS: dict[tuple[str, str], ChainHead] = {}
+
+
+def random_chain(target: Target, architecture: str) -> ChainHead:
+    """The same, ready to draft; made once for each target."""
+    key = (target.identity, architecture)
+    if key not in _CHAINS:
+        _CHAINS[key] = make_chain(random_head(target, architecture), target)
+    return _CHAINS[key]
+
+
+class KnowingChain:
+    """Goes on as some known text goes on behind the last token, mostly, and is as sure of it as the dice say."""
+
+    def __init__(self, texts: Iterable[Sequence[int]], seed: int) -> None:
+        self._random = random.Random(seed)
+        self._follow: dict[int, list[int]] = {}
+        for text in texts:
+            for token, following in pairwise(text):
+                self._follow.setdefault(token, []).append(following)
+
+    def extras(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        return tuple(tokens[:1])
+
+    def draft(
+        self,
+        states: Sequence[Tensor],
+        tokens: Sequence[int],
+        extras: Sequence[tuple[int, ...]],
+        steps: int,
+        row_price: float,
+        step_price: float,
+    ) -> Drafts:
+        assert len(states) == len(tokens) == len(extras)
+        assert row_price >= 0
+        assert step_price >= 0
+        drafts = []
+        for last in tokens:
+            found: list[int] = []
+            while len(found) < steps and (ways := self._follow.get(found[-1] if found else last)):
+                found.append(self._random.choice(ways))
+            drafts.append((tuple(found), tuple(self._random.random() for _ in found)))
+        return drafts
+
+
+class RaisingChain:
+    """A chain that breaks now and then."""
+
+    def __init__(self, chain: ChainHead, seed: int) -> None:
+        self._chain = chain
+        self._random = random.Random(seed)
+
+    def extras(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        return self._chain.extras(tokens)
+
+    def draft(
+        self,
+        states: Sequence[Tensor],
+        tokens: Sequence[int],
+        extras: Sequence[tuple[int, ...]],
+        steps: int,
+        row_price: float,
+        step_price: float,
+    ) -> Drafts:
+        if self._random.random() < 0.1:
+            msg = "the head broke"
+            raise RuntimeError(msg)
+        return self._chain.draft(states, tokens, extras, steps, row_price, step_price)

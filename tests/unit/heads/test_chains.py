@@ -1,0 +1,127 @@
+"""A head's chain says the same in 8 bits as in torch, and ends where drafting stops to pay."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from ragspec.decoding.head_drafter import ChainHead, HeadDrafter
+from ragspec.decoding.native.head import NativeHead
+from ragspec.decoding.request import Request
+from ragspec.decoding.target import Target
+from ragspec.heads.chain import TorchChain
+from ragspec.heads.loading import make_chain
+from tests import tiny
+from tests.unit.decoding.heads import ARCHITECTURES, random_head
+
+STEPS = 5
+
+
+def states(target: Target, count: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return [torch.randn(target.hidden_size, generator=generator) for _ in range(count)]
+
+
+@pytest.fixture(scope="module", params=["float32", "int8"])
+def target(request: pytest.FixtureRequest, kernels: Path) -> Target:
+    return tiny.target() if request.param == "float32" else tiny.int8(kernels)
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def chain(request: pytest.FixtureRequest, target: Target) -> ChainHead:
+    return make_chain(random_head(target, request.param), target)
+
+
+def test_the_kernels_draft_what_torch_drafts(kernels: Path) -> None:
+    """8 bits may tip a near tie, and all behind it: most drafts are the same, and then their probabilities nearly are."""
+    target = tiny.int8(kernels)
+    head = random_head(target, "recurrent")
+    native, reference = make_chain(head, target), TorchChain(head, target)
+    assert isinstance(native, NativeHead)
+    count = 64
+    given = (
+        states(target, count),
+        list(range(count)),
+        [native.extras(range(i)) for i in range(count)],
+        STEPS,
+        0.0,
+        0.0,
+    )
+
+    ours, theirs = native.draft(*given), reference.draft(*given)
+
+    same = [(a, b) for a, b in zip(ours, theirs, strict=True) if a[0] == b[0]]
+    assert len(same) > 0.8 * count
+    for (_, one), (_, other) in same:
+        assert one == pytest.approx(other, abs=0.1)
+
+
+def test_a_row_does_not_depend_on_its_neighbours(chain: ChainHead, target: Target) -> None:
+    given = states(target, 7)
+    together = chain.draft(given, list(range(7)), [chain.extras((1, 3, 5))] * 7, STEPS, 0.0, 0.0)
+
+    for row, state in enumerate(given):
+        (alone,) = chain.draft([state], [row], [chain.extras((1, 3, 5))], STEPS, 0.0, 0.0)
+        assert alone[0] == together[row][0]
+        assert alone[1] == pytest.approx(together[row][1], rel=1e-4)
+
+
+def test_only_the_draft_vocabulary_and_the_sequences_own_tokens_are_drafted(chain: ChainHead, target: Target) -> None:
+    """Every second token is in the vocabulary; the first sequence has all others beside it, the second none."""
+    others = chain.extras(range(target.vocabulary))
+    assert others == tuple(range(1, target.vocabulary, 2))
+    count = 40
+    drafts = chain.draft(states(target, count), [0] * count, [others, ()] * (count // 2), STEPS, 0.0, 0.0)
+
+    assert any(token % 2 for tokens, _ in drafts[::2] for token in tokens)
+    assert not any(token % 2 for tokens, _ in drafts[1::2] for token in tokens)
+
+
+def test_a_draft_ends_before_a_token_that_is_not_worth_its_row(chain: ChainHead, target: Target) -> None:
+    given = (states(target, 20), [0] * 20, [()] * 20, STEPS)
+    whole, cut = chain.draft(*given, 0.0, 0.0), chain.draft(*given, 0.02, 0.0)
+
+    for (tokens, sure), (kept, _) in zip(whole, cut, strict=True):
+        survival = [math.prod(sure[: i + 1]) for i in range(len(sure))]
+        assert kept == tokens[: sum(value >= 0.02 for value in survival)]
+    assert 0 < sum(len(kept) for kept, _ in cut) < sum(len(tokens) for tokens, _ in whole)
+
+
+def test_all_drafts_end_where_another_step_is_not_worth_it(chain: ChainHead, target: Target) -> None:
+    given = (states(target, 4), [0] * 4, [()] * 4, STEPS)
+    whole = chain.draft(*given, 0.0, 0.0)
+    promise = [sum(math.prod(sure[: place + 1]) for _, sure in whole) for place in range(STEPS)]
+    price = (promise[0] + promise[1]) / 2
+
+    assert {len(tokens) for tokens, _ in chain.draft(*given, 0.0, price)} == {2}
+
+
+def test_a_state_that_is_no_number_drafts_nothing(chain: ChainHead, target: Target) -> None:
+    bad = torch.full((target.hidden_size,), float("nan"))
+
+    drafts = chain.draft([states(target, 1)[0], bad], [0, 0], [(), ()], 2, 1e-6, 0.0)
+
+    assert [len(tokens) for tokens, _ in drafts] == [2, 0]
+
+
+def test_a_drafter_asks_for_what_it_knows_and_cuts_to_each_limit(chain: ChainHead, target: Target) -> None:
+    drafter = HeadDrafter(chain)
+    for name in "abc":
+        drafter.begin(Request(name, (1, 2, 3)))
+    for name, state in zip("ab", states(target, 2), strict=True):
+        drafter.observe(name, [4, 5], torch.stack([state, state]))
+
+    drafts = drafter.propose({"a": 1, "b": 4, "c": 4})
+
+    assert {name: len(draft.tokens) for name, draft in drafts.items()} == {"a": 1, "b": 4}
+    assert all(len(draft.tokens) == len(draft.evidence) == len(draft.sources) for draft in drafts.values())
+
+
+def test_a_drafter_without_hidden_states_says_so(chain: ChainHead) -> None:
+    drafter = HeadDrafter(chain)
+    drafter.begin(Request("a", (1,)))
+    with pytest.raises(ValueError, match="hidden states"):
+        drafter.observe("a", [1], None)

@@ -1,0 +1,226 @@
+"""Training: it learns, it can be taken up again, and what it measures is what the engine does."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+
+from ragspec.decoding.acceptance import Source
+from ragspec.decoding.engine import Engine
+from ragspec.decoding.head_drafter import LONGEST_DRAFT, HeadDrafter
+from ragspec.decoding.request import Request, Sampling
+from ragspec.decoding.target import Target
+from ragspec.errors import InputError, SettingsError
+from ragspec.heads.acceptance import measure
+from ragspec.heads.batches import HELD_BACK, positions
+from ragspec.heads.checkpoint import CARD, WEIGHTS, load_head, read_head_card
+from ragspec.heads.data import write_answers
+from ragspec.heads.loading import find_head, load_head_drafter, make_chain
+from ragspec.heads.report import write_report
+from ragspec.heads.store import answer_files, read_answers
+from ragspec.heads.training import Progress, Recipe, train
+from ragspec.heads.walk import frozen_rows
+from tests import tiny
+from tests.unit.decoding.heads import random_head
+
+RECIPE = Recipe(inner=64, draft_tokens=40, depth=3, epochs=3, batch=64, learning_rate=5e-3, patience=5)
+WINDOW = 64
+ANSWERS = 400
+
+
+def requests(number: int) -> list[Request]:
+    generator = torch.Generator().manual_seed(4)
+    prompts = torch.randint(0, 38, (number, 12), generator=generator).tolist()
+    return [Request(f"rag-{i}", tuple(prompt), Sampling(max_tokens=40)) for i, prompt in enumerate(prompts)]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_answers(tiny.smallest(), folder, requests(ANSWERS), source="a test", window=WINDOW)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    train(tiny.smallest(), data, folder, RECIPE)
+    return folder
+
+
+def test_recorded_states_give_the_recorded_tokens(data: Path) -> None:
+    """Row i of the hidden states is what token i was chosen by."""
+    target = tiny.smallest()
+    (path,) = answer_files(data)
+    answers = read_answers(path)
+    rows = target.output_rows(range(target.vocabulary))
+    chosen = (answers.hidden.float() @ rows.T).argmax(-1)
+
+    assert len(answers) == ANSWERS
+    assert float((chosen == answers.tokens).float().mean()) > 0.97  # bfloat16 tips a near tie now and then
+
+
+def test_no_answer_that_is_measured_on_is_trained_on(data: Path) -> None:
+    answers = read_answers(answer_files(data)[0])
+    learnt, held = (set(positions(answers, held_back=back).places.tolist()) for back in (False, True))
+
+    assert learnt.isdisjoint(held)
+    assert held
+    assert len(learnt) > 10 * len(held)
+    # A draft begins behind every token but an answer's last.
+    assert len(learnt) + len(held) == len(answers.tokens) - len(answers)
+    assert len(answers) > 2 * HELD_BACK
+
+
+def test_training_raises_acceptance(trained: Path, data: Path) -> None:
+    target, files = tiny.smallest(), answer_files(data)
+    head, card = load_head(trained)
+    raw = random_head(target, "recurrent", every=1)
+    found = measure(head, frozen_rows(target, head), files, RECIPE.depth)
+    before = measure(raw, frozen_rows(target, raw), files, RECIPE.depth)
+
+    assert found.mean_acceptance_length > before.mean_acceptance_length + 0.1
+    assert card.measured["mean_acceptance_length"] == pytest.approx(found.mean_acceptance_length, abs=0.02)
+
+
+def test_what_is_measured_is_what_the_engine_does(trained: Path, data: Path) -> None:
+    """Verify steps of the answers held back, with the head alone and as many draft tokens."""
+    target = tiny.smallest()
+    head, _ = load_head(trained)
+    head = head.bfloat16().float()
+    kept = _held_back(data)
+    held = [request for i, request in enumerate(requests(ANSWERS)) if i in kept]
+    found = measure(head, frozen_rows(target, head), answer_files(data), LONGEST_DRAFT)
+    # Drafts may end before their limit where a token of theirs would be the answer's last: then a step more is needed.
+    engine = Engine(
+        target, context_window=WINDOW, max_draft=LONGEST_DRAFT, drafters=[HeadDrafter(make_chain(head, target))]
+    )
+    for request in held:
+        engine.add(request)
+    steps = tokens = 0
+    while engine.has_work:
+        for done in engine.step():
+            steps += done.acceptance.num_verify_steps
+            tokens += done.completion_tokens - 1
+            assert {Source.TARGET, Source.HEAD}.issuperset(done.acceptance.token_sources)
+
+    assert tokens == sum(found.tokens.values())
+    assert steps == pytest.approx(sum(found.steps.values()), abs=2 + 0.05 * steps)
+    assert tokens > 1.1 * steps
+
+
+def _held_back(data: Path) -> set[int]:
+    """Numbers of the requests whose answers are held back: answers are written as they finish, not as they were asked."""
+    answers = read_answers(answer_files(data)[0])
+    engine = Engine(tiny.smallest(), context_window=WINDOW, max_batch=64, max_draft=0)
+    for request in requests(ANSWERS):
+        engine.add(request)
+    by_tokens = {}
+    while engine.has_work:
+        by_tokens |= {done.acceptance.token_ids: int(done.request_id.split("-")[1]) for done in engine.step()}
+    starts = answers.starts.tolist()
+    kept = range(0, len(answers), HELD_BACK)
+    return {by_tokens[tuple(answers.tokens[starts[i] : starts[i + 1]].tolist())] for i in kept}
+
+
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(trained: Path, data: Path, tmp_path: Path) -> None:
+    def stop(progress: Progress) -> None:
+        if progress.by_place is not None and next(epochs) == 1:
+            raise KeyboardInterrupt
+
+    epochs = count()
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny.smallest(), data, tmp_path, RECIPE, progress=stop)
+    train(tiny.smallest(), data, tmp_path, RECIPE)
+
+    assert (tmp_path / WEIGHTS).read_bytes() == (trained / WEIGHTS).read_bytes()
+    assert read_head_card(tmp_path) == read_head_card(trained)
+
+
+def test_a_folder_with_a_run_of_another_recipe_is_refused(trained: Path, data: Path) -> None:
+    with pytest.raises(InputError, match="another recipe") as caught:
+        train(tiny.smallest(), data, trained, replace(RECIPE, seed=1))
+    assert caught.value.error_code == "other_recipe"
+
+
+def test_a_head_can_be_trained_further(trained: Path, data: Path, tmp_path: Path) -> None:
+    found = train(tiny.smallest(), data, tmp_path, replace(RECIPE, epochs=1, learning_rate=1e-3), start=trained)
+
+    assert found.mean_acceptance_length >= read_head_card(trained).measured["mean_acceptance_length"] - 0.1
+
+
+@pytest.mark.parametrize(
+    "recipe", [replace(RECIPE, architecture="mlp", epochs=1), replace(RECIPE, loss="acceptance", epochs=1)]
+)
+def test_other_recipes_run(recipe: Recipe, data: Path, tmp_path: Path) -> None:
+    train(tiny.smallest(), data, tmp_path, recipe)
+
+    assert read_head_card(tmp_path).architecture == recipe.architecture
+    assert load_head_drafter(str(tmp_path), tiny.smallest()) is not None
+
+
+def test_the_report_shows_every_curve(trained: Path) -> None:
+    page = write_report(trained).read_text(encoding="utf-8")
+
+    assert page.count("<polyline") == 2 + RECIPE.depth
+    assert "<script" not in page
+
+
+def test_data_of_another_target_is_refused(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds answers of smallest-llama@seed5") as caught:
+        train(tiny.target("qwen2"), data, tmp_path, RECIPE)
+    assert caught.value.error_code == "other_target"
+    with pytest.raises(InputError) as caught:
+        write_answers(tiny.target("qwen2"), data, requests(1), source="a test", window=WINDOW)
+    assert caught.value.error_code == "other_target"
+
+
+def test_a_folder_without_answers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        train(tiny.smallest(), tmp_path, tmp_path, RECIPE)
+    assert caught.value.error_code == "no_head_data"
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        (
+            replace(tiny.smallest(), identity="other@seed6+int8"),
+            "it was trained for smallest-llama@seed5, the target is other",
+        ),
+        (tiny.target(), "its states are 16 wide, the target's 48"),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused_with_the_reason(trained: Path, target: Target, reason: str) -> None:
+    with pytest.raises(SettingsError, match=reason):
+        find_head(str(trained), target)
+
+
+def test_auto_and_none_need_no_head() -> None:
+    assert find_head("auto", tiny.smallest()) is None
+    assert find_head("none", tiny.smallest()) is None
+
+
+def test_a_folder_without_a_head_is_refused_by_its_setting(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"RAGSPEC_HEAD=.*holds no speculation head"):
+        find_head(str(tmp_path), tiny.smallest())
+
+
+@pytest.mark.parametrize("damage", ["cut", "other shape", "missing", "bad card"])
+def test_a_damaged_head_is_refused(trained: Path, tmp_path: Path, damage: str) -> None:
+    card = json.loads((trained / CARD).read_text())
+    weights = (trained / WEIGHTS).read_bytes()
+    if damage == "other shape":
+        card["inner"] = 32
+    (tmp_path / CARD).write_text("[]" if damage == "bad card" else json.dumps(card))
+    if damage != "missing":
+        (tmp_path / WEIGHTS).write_bytes(weights[:-100] if damage == "cut" else weights)
+
+    with pytest.raises(InputError) as caught:
+        load_head(tmp_path)
+    assert caught.value.error_code == "bad_head"
