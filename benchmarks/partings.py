@@ -19,12 +19,12 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.prompts import read_prompts
 from ragspec.decoding.attention import Segment
 from ragspec.decoding.engine import Engine
 from ragspec.decoding.loading import load_configured
 from ragspec.decoding.request import Request
 from ragspec.decoding.target import Target
+from ragspec.heads.texts import read_prompts
 from ragspec.settings import Settings, load_settings
 
 

@@ -122,7 +122,7 @@ def count(prompts: dict[str, list[Prompt]]) -> None:
 
 def decode(settings: Settings, prompts: dict[str, list[Prompt]], gold: Sequence[Gold], max_tokens: int) -> None:
     """Answer every question with each order and print scores and speed."""
-    from ragspec.decoding.engine import Engine
+    from ragspec.assembly import make_engine
     from ragspec.decoding.loading import load_configured
     from ragspec.decoding.profiling import profile_steps
     from ragspec.decoding.request import Request, Sampling
@@ -131,15 +131,7 @@ def decode(settings: Settings, prompts: dict[str, list[Prompt]], gold: Sequence[
     profile = profile_steps(target, max_batch=settings.max_batch, window=settings.context_window)
     print(f"{'order':<20}{'EM':>8}{'contains':>10}{'F1':>8}{'hits':>8}{'seconds':>10}{'questions/s':>13}")
     for name in DECODED:
-        engine = Engine(
-            target,
-            max_batch=settings.max_batch,
-            context_window=settings.context_window,
-            prefill_chunk=settings.prefill_chunk,
-            max_draft=settings.max_draft,
-            prefix_cache=settings.prefix_cache,
-            step_profile=profile,
-        )
+        engine = make_engine(settings, target, step_profile=profile)
         started = time.perf_counter()
         for number, prompt in sorted(enumerate(prompts[name]), key=lambda numbered: numbered[1].token_ids):
             engine.add(

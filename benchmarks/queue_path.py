@@ -21,11 +21,10 @@ from uuid import UUID
 from sqlalchemy import text
 
 from producer.submit import submit
+from ragspec.assembly import make_engine
 from ragspec.corpus.embedder import load_embedder
 from ragspec.corpus.retriever import load_retriever
-from ragspec.decoding.engine import Engine
 from ragspec.decoding.loading import load_configured
-from ragspec.decoding.profiling import profile_steps
 from ragspec.decoding.request import Request, Sampling
 from ragspec.jobs.database import connect
 from ragspec.jobs.options import AnswerOptions
@@ -45,15 +44,7 @@ class Direct:
         self._retriever = load_retriever(settings, load_embedder(settings))
         window = min(settings.context_window, self._target.context_window)
         self._prompts = PromptBuilder(self._target.tokenizer, window, settings.prompt_template, settings.passage_order)
-        self._engine = Engine(
-            self._target,
-            max_batch=settings.max_batch,
-            context_window=window,
-            prefill_chunk=settings.prefill_chunk,
-            max_draft=settings.max_draft,
-            prefix_cache=settings.prefix_cache,
-            step_profile=profile_steps(self._target, max_batch=settings.max_batch, window=window),
-        )
+        self._engine = make_engine(settings, self._target)
 
     def answer(self, questions: list[str]) -> tuple[float, int]:
         """Seconds for all questions, and the tokens written."""

@@ -16,12 +16,12 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.prompts import read_prompts
+from ragspec.assembly import make_engine
 from ragspec.decoding.acceptance import Source
 from ragspec.decoding.engine import Engine
 from ragspec.decoding.loading import load_configured
-from ragspec.decoding.profiling import profile_steps
 from ragspec.decoding.request import Completion, Request
+from ragspec.heads.texts import read_prompts
 from ragspec.settings import load_settings
 
 #: What the project promises: decode time with drafts over decode time without.
@@ -66,14 +66,8 @@ def main() -> None:
     wanted = parser.parse_args()
     settings = load_settings()
     target = load_configured(settings)
-    engine = Engine(
-        target,
-        max_batch=1,
-        context_window=settings.context_window,
-        max_draft=settings.max_draft,
-        prefix_cache=0,  # the two sides decode the same prompt: the second must not find it in the cache
-        step_profile=profile_steps(target, max_batch=1, window=settings.context_window),
-    )
+    # The two sides decode the same prompt: the second must not find it in the cache.
+    engine = make_engine(settings, target, max_batch=1, prefix_cache=0)
     requests = read_prompts(target, wanted.prompts, wanted.max_tokens, engine.window)
     requests = [r for r in requests if len(r.prompt) < engine.window][: wanted.limit]
 

@@ -23,11 +23,11 @@ from typing import Any, cast
 
 import torch
 
+from ragspec.assembly import make_drafters, make_engine
 from ragspec.decoding.attention import Segment
 from ragspec.decoding.draft import Draft
 from ragspec.decoding.engine import Engine
 from ragspec.decoding.loading import load_configured
-from ragspec.decoding.lookup import JobDrafter, OwnTextDrafter
 from ragspec.decoding.profiling import profile_steps
 from ragspec.decoding.request import Completion, Request, Sampling
 from ragspec.decoding.target import StepOutput, Target
@@ -156,13 +156,12 @@ def make_bench(target: Target, settings: Settings, batch: int) -> Bench:
     """An engine that takes whole prompts into one step."""
     watched, counter = WatchedTarget(target, 1 + settings.max_draft), Counter()
     window = min(settings.context_window, target.context_window)
-    engine = Engine(
+    engine = make_engine(
+        settings,
         cast("Target", watched),
         max_batch=batch,
-        context_window=window,
         prefill_chunk=batch * window,
-        max_draft=settings.max_draft,
-        drafters=[OwnTextDrafter(), JobDrafter(), counter],
+        drafters=[*make_drafters(settings, target), counter],
         prefix_cache=0,  # the same prompts come in every run: they would shrink to their last token, as short as a draft
         step_profile=profile_steps(target, max_batch=batch, window=window),
     )
@@ -225,4 +224,5 @@ def main() -> None:
     sys.exit(slow or any(row["outside"] > OUTSIDE_LIMIT for row in rows if row["batch"] == 16))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -61,6 +61,10 @@ class Settings(BaseSettings):
     context_window: int = Field(2048, ge=64, description="Tokens of prompt and answer; the model's limit caps it.")
     prefill_chunk: Positive = Field(512, description="Prompt tokens that one step carries along at most.")
     max_draft: int = Field(10, ge=0, le=64, description="Draft tokens per sequence and step; 0: no speculation.")
+    head: str = Field(
+        "auto",
+        description="Speculation head: auto takes the shipped one of this target if there is one; none; or a folder.",
+    )
     prefix_cache: float = Field(
         0.25, ge=0, le=1, description="Share of free memory for prefixes of finished prompts; 0: none is ever reused."
     )

@@ -9,16 +9,11 @@ import signal
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ragspec.settings import Settings
 from worker.resident.parts import Parts
 from worker.resident.pipeline import Pipeline
 from worker.resident.server import Server
-
-if TYPE_CHECKING:
-    from ragspec.decoding.step_cost import StepProfile
-    from ragspec.decoding.target import Target
 
 log = logging.getLogger(__name__)
 
@@ -41,38 +36,25 @@ def load_parts(settings: Settings) -> Parts:
         ModelUnavailableError: a model cannot be had.
         ServiceUnavailableError: Chroma is not configured.
     """
+    from ragspec.assembly import make_drafters, make_engine
     from ragspec.corpus.embedder import load_embedder
     from ragspec.corpus.retriever import load_retriever
-    from ragspec.decoding.engine import Engine
+    from ragspec.decoding.head_drafter import HeadDrafter
     from ragspec.decoding.loading import load_configured
     from ragspec.prompt.builder import PromptBuilder
 
     target = load_configured(settings)
     window = min(settings.context_window, target.context_window)
+    drafters = make_drafters(settings, target)
     return Parts(
-        engine=Engine(
-            target,
-            max_batch=settings.max_batch,
-            context_window=window,
-            prefill_chunk=settings.prefill_chunk,
-            max_draft=settings.max_draft,
-            prefix_cache=settings.prefix_cache,
-            step_profile=_step_profile(target, settings, window),
-        ),
+        engine=make_engine(settings, target, drafters=drafters),
         retriever=load_retriever(settings, load_embedder(settings)),
         # A tokenizer of its own: prompts are encoded in another thread than the engine decodes in, and Rust tokenizers
         # refuse to be changed while they are read ("Already borrowed", huggingface/transformers#47085).
         prompts=PromptBuilder(deepcopy(target.tokenizer), window, settings.prompt_template, settings.passage_order),
         model=target.identity,
+        head=next((drafter.identity for drafter in drafters if isinstance(drafter, HeadDrafter)), None),
     )
-
-
-def _step_profile(target: Target, settings: Settings, window: int) -> StepProfile:
-    """What steps take here; not asked where nothing is drafted."""
-    from ragspec.decoding.profiling import profile_steps
-    from ragspec.decoding.step_cost import FREE
-
-    return profile_steps(target, max_batch=settings.max_batch, window=window) if settings.max_draft else FREE
 
 
 async def _serve(path: Path, settings: Settings, parts: Parts) -> int:

@@ -7,9 +7,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.peers.protocol import Load, Prompt, Ready, Run, serve
-from ragspec.decoding.engine import Engine
+from ragspec.assembly import make_engine
 from ragspec.decoding.loading import load_target
-from ragspec.decoding.profiling import profile_steps
 from ragspec.decoding.request import Completion, Request, Sampling
 from ragspec.settings import load_settings
 
@@ -26,15 +25,7 @@ class Ragspec:
             kernels=settings.kernels_folder,
             threads=load.threads,
         )
-        self._engine = Engine(
-            target,
-            max_batch=load.concurrency,
-            context_window=load.window,
-            prefill_chunk=settings.prefill_chunk,
-            max_draft=settings.max_draft,
-            prefix_cache=settings.prefix_cache,
-            step_profile=profile_steps(target, max_batch=load.concurrency, window=load.window),
-        )
+        self._engine = make_engine(settings, target, max_batch=load.concurrency, context_window=load.window)
         self._one_by_one = load.concurrency == 1
         self._speculation = bool(load.options.get("speculation", True))
         self._asked = 0
