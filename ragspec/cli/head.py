@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 import time
 from collections.abc import Iterator
@@ -46,6 +47,7 @@ def head() -> None:
 @click.option("--topics", type=click.IntRange(min=1), help="So many of the built-in topics. [default: all]")
 @click.option("--collection", help="Answer questions over this collection instead.")
 @click.option("--questions", type=_FILE, help="With --collection: a question file, as for `ragspec submit`.")
+@click.option("--limit", type=click.IntRange(min=1), help="With --collection: so many questions. [default: all]")
 @click.option("--top-k", type=click.IntRange(min=1), default=3, show_default=True, help="Passages of a prompt.")
 @click.option("--max-tokens", type=click.IntRange(min=2), default=128, show_default=True, help="Of an answer.")
 @click.option("--seed", type=int, default=0, show_default=True)
@@ -54,6 +56,7 @@ def data(
     topics: int | None,
     collection: str | None,
     questions: Path | None,
+    limit: int | None,
     top_k: int,
     max_tokens: int,
     seed: int,
@@ -61,8 +64,9 @@ def data(
     """Have the target write a head's training text into the folder OUT, with its hidden states.
 
     Without --collection it writes about built-in topics and answers questions about them: no corpus is needed, and nothing of
-    yours goes into the head. With --collection it answers your questions over your passages, or else questions that it
-    writes about the passages itself. Ctrl-C keeps what is written; more can be added by another run.
+    yours goes into the head. With --collection it answers your questions, from the passages found for each and from memory, and
+    summarises those passages; without --questions it asks about the passages itself. Ctrl-C keeps what is written; more can
+    be added by another run.
 
     A token takes two bytes for each number of a hidden state: 1.2 GB a million tokens for the default model.
 
@@ -74,8 +78,7 @@ def data(
     from ragspec.decoding.loading import load_configured
     from ragspec.heads.data import write_answers, write_topic_answers
 
-    if questions and not collection:
-        raise click.UsageError("--questions needs --collection: where the passages come from.")
+    _check_options(collection)
     settings = load_settings()
     target = load_configured(settings)
     window = min(settings.context_window, target.context_window)
@@ -86,13 +89,25 @@ def data(
                 target, out, topics=topics or 0, seed=seed, window=window, progress=told.recorded
             )
         else:
-            requests = _corpus(settings, target, collection, questions, top_k, max_tokens)
+            requests = _corpus(
+                settings, target, collection, questions, limit=limit, top_k=top_k, max_tokens=max_tokens, seed=seed
+            )
             source = f"collection {collection}, questions of {questions.name if questions else 'the target'}"
             written = write_answers(target, out, requests, source=source, window=window, progress=told.recorded)
     except KeyboardInterrupt:
         click.echo(f"\nstopped; what was written to {out} can be trained on", err=True)
         sys.exit(130)
     click.echo(f"{counted(written, 'token')} written to {out}")
+
+
+def _check_options(collection: str | None) -> None:
+    """Options that would be passed over in silence are refused."""
+    context = click.get_current_context()
+    wrong = ("topics",) if collection else ("questions", "limit", "top_k", "max_tokens")
+    for name in wrong:
+        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            option = "--" + name.replace("_", "-")
+            raise click.UsageError(f"{option} goes {'without' if collection else 'with'} --collection.")
 
 
 @head.command()
@@ -152,15 +167,20 @@ def evaluate(head_folder: Path, prompts: tuple[Path, ...], limit: int, max_token
     """
     from ragspec.decoding.loading import load_configured
     from ragspec.decoding.profiling import profile_steps
-    from ragspec.heads.checkpoint import load_head
+    from ragspec.errors import InputError
+    from ragspec.heads.checkpoint import load_head, misfit
     from ragspec.heads.evaluation import compare
-    from ragspec.heads.loading import find_head, make_chain
+    from ragspec.heads.loading import make_chain
     from ragspec.heads.texts import read_prompts
 
+    trained, card = load_head(head_folder)
     settings = load_settings()
     target = load_configured(settings)
-    find_head(str(head_folder), target)
-    chain = make_chain(load_head(head_folder)[0], target)
+    if reason := misfit(card, target):
+        raise InputError(
+            f"The head in {head_folder} does not fit the target: {reason}.", "RAGSPEC_MODEL names the target."
+        )
+    chain = make_chain(trained, target)
     window = min(settings.context_window, target.context_window)
     profile = profile_steps(target, max_batch=1, window=window)
     if not as_json:
@@ -209,7 +229,10 @@ def info(head_folder: Path | None, *, as_json: bool) -> None:
 
     from ragspec.heads.checkpoint import WEIGHTS, read_head_card, shipped_heads
 
-    for folder in [head_folder] if head_folder else shipped_heads():
+    folders = [head_folder] if head_folder else shipped_heads()
+    if not folders:
+        click.echo("no head ships with this version; name a folder", err=True)
+    for folder in folders:
         card = read_head_card(folder)
         if as_json:
             click.echo(json.dumps(asdict(card)))
@@ -222,7 +245,15 @@ def info(head_folder: Path | None, *, as_json: bool) -> None:
 
 
 def _corpus(
-    settings: Settings, target: Target, collection: str, questions: Path | None, top_k: int, max_tokens: int
+    settings: Settings,
+    target: Target,
+    collection: str,
+    questions: Path | None,
+    *,
+    limit: int | None,
+    top_k: int,
+    max_tokens: int,
+    seed: int,
 ) -> Iterator[Request]:
     from ragspec.corpus.embedder import load_embedder
     from ragspec.corpus.retriever import load_retriever
@@ -240,7 +271,8 @@ def _corpus(
     else:
         asked = list(_read_questions(questions))
     retriever = load_retriever(settings, load_embedder(settings))
-    return corpus_requests(builder, retriever, collection, asked, top_k, max_tokens)
+    random.Random(seed).shuffle(asked)  # noqa: S311 - nothing secret
+    return corpus_requests(target.tokenizer, builder, retriever, collection, asked[:limit], top_k, max_tokens)
 
 
 def _read_questions(path: Path) -> Iterator[str]:
@@ -253,6 +285,8 @@ def _read_questions(path: Path) -> Iterator[str]:
         for row in read_rows(source, detect(source)):
             if isinstance(row, ParsedRow):
                 yield row.text
+            else:
+                click.echo(f"{path}, line {row.line}: {row.message} It is left out.", err=True)
 
 
 class _Told:

@@ -54,6 +54,10 @@ class Stakes:
     row_seconds: float = 0.0
 
 
+#: Nobody measured: every token is worth drafting.
+FREE_STAKES = Stakes()
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """Tokens proposed to follow a sequence.
@@ -84,8 +88,6 @@ class Drafter(Protocol):
 
     Any exception takes the drafter out for that request (its state may be stale); the request goes on without it.
 
-    A drafter whose `propose` takes time worth counting says so by a true attribute `costly`. It is asked after the others,
-    for the requests that those leave open and while that pays, and before each time its attribute `stakes` is set.
     """
 
     name: str
@@ -111,4 +113,20 @@ class Drafter(Protocol):
 
     def end(self, request_id: str) -> None:
         """A request left; forget it."""
+        ...
+
+
+class CostlyDrafter(Drafter, Protocol):
+    """A drafter whose `propose` takes time worth counting.
+
+    It is asked after the others, for the requests that those leave open and while that pays.
+    """
+
+    @property
+    def costly(self) -> bool:
+        """True: what tells it from the others."""
+        ...
+
+    def propose(self, limits: Mapping[str, int], stakes: Stakes = FREE_STAKES) -> Mapping[str, Draft]:
+        """See `Drafter.propose`; the stakes say how far drafting pays."""
         ...

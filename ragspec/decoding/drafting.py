@@ -24,7 +24,7 @@ class DraftingPanel:
     """The engine's drafters: each is asked for every request, and the likeliest of a request's drafts is taken elsewhere.
 
     Args:
-        drafters: of drafts that promise the same, the earlier one's is taken.
+        drafters: of drafts that promise the same, the earlier one's is taken, and a costly drafter's last.
         vocabulary: draft tokens must be below it.
     """
 
@@ -35,8 +35,8 @@ class DraftingPanel:
         self._trusted: dict[str, list[Drafter]] = {}
         self.failures = 0
         self.wants_hidden = any(getattr(drafter, "wants_hidden", False) for drafter in drafters)
-        self._costly = tuple(drafter for drafter in drafters if getattr(drafter, "costly", False))
-        self._cheap = tuple(drafter for drafter in drafters if drafter not in self._costly)
+        self._cheap = tuple(drafter for drafter in drafters if not getattr(drafter, "costly", False))
+        self._costly = tuple(drafter for drafter in drafters if drafter not in self._cheap)
 
     def begin(self, request: Request) -> None:
         """Introduce a request to every drafter."""
@@ -67,11 +67,9 @@ class DraftingPanel:
 
     def propose_costly(self, limits: Mapping[str, int], stakes: Stakes) -> dict[str, list[Draft]]:
         """Those of the others."""
-        for drafter in self._costly:
-            drafter.stakes = stakes  # type: ignore[attr-defined]
-        return self._ask(self._costly, limits)
+        return self._ask(self._costly, limits, stakes)
 
-    def _ask(self, drafters: Sequence[Drafter], limits: Mapping[str, int]) -> dict[str, list[Draft]]:
+    def _ask(self, drafters: Sequence[Drafter], limits: Mapping[str, int], *stakes: Stakes) -> dict[str, list[Draft]]:
         drafts: dict[str, list[Draft]] = {}
         for drafter in drafters:
             asked = {
@@ -82,7 +80,7 @@ class DraftingPanel:
             if not asked:
                 continue
             try:
-                answered = [(i, d) for i, d in drafter.propose(asked).items() if i in asked]
+                answered = [(i, d) for i, d in drafter.propose(asked, *stakes).items() if i in asked]
             except Exception as error:  # noqa: BLE001 - a drafter can only cost time
                 for request_id in asked:
                     self._distrust(drafter, request_id, "propose", error)

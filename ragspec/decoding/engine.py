@@ -57,8 +57,8 @@ class Engine:
         context_window: tokens of prompt and answer; the target's own limit caps it.
         prefill_chunk: prompt tokens that one step carries along at most.
         max_draft: draft tokens per sequence and step at most; 0 decodes plainly.
-        drafters: of drafts that promise the same, the earlier one's is taken; default: lookup in the request's own text and in
-            the answers of its group.
+        drafters: of drafts that promise the same, the earlier one's is taken, a costly one's last; default: lookup in the
+            request's own text and in the answers of its group.
         prefix_cache: share of the free memory, 0 to 1, for slots that keep the prefixes of finished prompts; 0 computes
             every prompt in full.
         step_profile: what steps take, by which the width of drafts is chosen (`profile_steps`); without it every draft is

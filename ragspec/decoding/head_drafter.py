@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ragspec.decoding.acceptance import Source
-from ragspec.decoding.draft import Draft, Evidence, Stakes
+from ragspec.decoding.draft import FREE_STAKES, Draft, Evidence, Stakes
 from ragspec.decoding.request import Request
 
 #: Most tokens of a head's draft: it was trained for about as many, and few drafts stand so long.
@@ -20,14 +20,30 @@ LONGEST_DRAFT = 6
 _FADING = 0.9
 
 
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """What a head drafted for several sequences.
+
+    Attributes:
+        tokens: of each sequence.
+        probabilities: the head's own for each of them, given those before.
+        walked: steps of the chain that this took.
+    """
+
+    tokens: Sequence[tuple[int, ...]]
+    probabilities: Sequence[tuple[float, ...]]
+    walked: int
+
+
 class ChainHead(Protocol):
     """A head ready to draft for one target.
 
     `ragspec.decoding.native.head` runs the recurrent one in 8 bits, `ragspec.heads.chain` any of them in torch.
     """
 
-    def extras(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Of a prompt's tokens those that the draft vocabulary lacks."""
+    @property
+    def draft_tokens(self) -> frozenset[int]:
+        """The draft vocabulary."""
         ...
 
     def draft(
@@ -38,7 +54,7 @@ class ChainHead(Protocol):
         steps: int,
         row_price: float,
         step_price: float,
-    ) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+    ) -> Drafts:
         """Draft for several sequences, each token the likeliest one.
 
         Args:
@@ -48,9 +64,6 @@ class ChainHead(Protocol):
             steps: most tokens of a draft.
             row_price: a draft ends before the token that survives with less than this probability.
             step_price: all drafts end where the sum of what the survivors promise beyond `row_price` is less than this.
-
-        Returns:
-            Of each sequence the tokens, and the head's probability of each given those before it.
         """
         ...
 
@@ -70,18 +83,24 @@ class HeadDrafter:
     Args:
         head: walks ahead.
         identity: recorded with every answer.
+        longest: most tokens of a draft; `LONGEST_DRAFT` caps it.
         clock: seconds; for tests.
     """
 
     name = "head"
     wants_hidden = True
-    #: Asking takes time that counts: the width controller asks where that may pay, and sets `stakes` before.
     costly = True
 
-    def __init__(self, head: ChainHead, identity: str = "", clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        head: ChainHead,
+        identity: str = "",
+        longest: int = LONGEST_DRAFT,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.identity = identity
-        self.stakes = Stakes()
         self._head = head
+        self._longest = min(longest, LONGEST_DRAFT)
         self._clock = clock
         self._endings: dict[str, _Ending] = {}
         #: Seconds of a chain step by the number of sequences in it, rounded up to a power of two.
@@ -89,7 +108,7 @@ class HeadDrafter:
 
     def begin(self, request: Request) -> None:
         """Note the prompt's own tokens: they may be drafted whatever the draft vocabulary holds."""
-        self._endings[request.id] = _Ending(self._head.extras(request.prompt))
+        self._endings[request.id] = _Ending(tuple(sorted(set(request.prompt) - self._head.draft_tokens)))
 
     def observe(self, request_id: str, tokens: Sequence[int], hidden: Tensor | None) -> None:
         """Keep the state behind the last token."""
@@ -99,29 +118,30 @@ class HeadDrafter:
         ending = self._endings[request_id]
         ending.state, ending.token = hidden[-1], tokens[-1]
 
-    def propose(self, limits: Mapping[str, int]) -> Mapping[str, Draft]:
+    def propose(self, limits: Mapping[str, int], stakes: Stakes = FREE_STAKES) -> Mapping[str, Draft]:
         """Walk ahead for all of them together."""
-        asked = [(i, limit, self._endings[i]) for i, limit in limits.items() if limit > 0]
-        known = [(i, limit, ending) for i, limit, ending in asked if ending.state is not None]
+        known = [
+            (request_id, limit, ending, ending.state)
+            for request_id, limit in limits.items()
+            if limit > 0 and (ending := self._endings[request_id]).state is not None
+        ]
         if not known:
             return {}
-        steps = min(LONGEST_DRAFT, max(limit for _, limit, _ in known))
         group = (len(known) - 1).bit_length()
-        worth = self.stakes.token_seconds
+        worth = stakes.token_seconds
         began = self._clock()
         drafts = self._head.draft(
-            [ending.state for _, _, ending in known if ending.state is not None],
-            [ending.token for _, _, ending in known],
-            [ending.extras for _, _, ending in known],
-            steps,
-            self.stakes.row_seconds / worth if worth else 0.0,
+            [state for _, _, _, state in known if state is not None],
+            [ending.token for _, _, ending, _ in known],
+            [ending.extras for _, _, ending, _ in known],
+            min(self._longest, max(limit for _, limit, _, _ in known)),
+            stakes.row_seconds / worth if worth else 0.0,
             self._step_seconds.get(group, 0.0) / worth if worth else 0.0,
         )
-        walked = min(steps, 1 + max(len(tokens) for tokens, _ in drafts))
-        self._learn(group, (self._clock() - began) / walked)
+        self._learn(group, (self._clock() - began) / drafts.walked)
         return {
-            request_id: Draft(tokens, (Source.HEAD,) * len(tokens), None, _evidence(probabilities)).cut(limit)
-            for (request_id, limit, _), (tokens, probabilities) in zip(known, drafts, strict=True)
+            request_id: Draft(tokens, (Source.HEAD,) * len(tokens), None, _evidence(sure)).cut(limit)
+            for (request_id, limit, _, _), tokens, sure in zip(known, drafts.tokens, drafts.probabilities, strict=True)
         }
 
     def end(self, request_id: str) -> None:

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ragspec.decoding.acceptance_rates import AcceptanceRates
-from ragspec.decoding.draft import Draft, Stakes
+from ragspec.decoding.draft import FREE_STAKES, Draft, Stakes
 from ragspec.decoding.drafting import DraftingPanel
+from ragspec.decoding.hybrid import weigh_together
 from ragspec.decoding.step_cost import StepCost, StepLoad
 
 #: A draft must promise to make a step's tokens this much cheaper. Estimates err, and what they overrate is what is
@@ -99,6 +100,7 @@ class WidthController:
         self._rates = AcceptanceRates()
         self._thrift = _Thrift()
         self._costly_thrift = _Thrift()
+        self._costly_from = 0  # sequences when costly drafters were last asked
 
     def draft(self, limits: Mapping[str, int], load: StepLoad) -> dict[str, Draft]:
         """The drafts to verify in a step; where nobody measured what steps take, the likeliest of each sequence, whole.
@@ -109,10 +111,9 @@ class WidthController:
         """
         if self._rates.turn(limits):
             self._thrift.forgive()
-            self._costly_thrift.forgive()
         if not self._cost.profiled:
             best = self._likeliest({}, self._panel.propose(limits))
-            best = self._likeliest(best, self._panel.propose_costly(limits, Stakes()))
+            best = self._likeliest(best, self._panel.propose_costly(limits, FREE_STAKES))
             return {request_id: draft for request_id, (draft, _) in best.items()}
         return self._drafts(limits, load) if limits else {}
 
@@ -128,12 +129,15 @@ class WidthController:
             best = self._likeliest(best, self._panel.propose(limits))
             choice = self._choose(best, load)
             self._thrift.weigh(choice.gain, self._clock() - began)
+        if 2 * load.sequences <= self._costly_from:  # what did not pay in a batch may pay in half of it
+            self._costly_thrift.forgive()
         if self._panel.has_costly and self._costly_thrift.allows():
+            self._costly_from = load.sequences
             began = self._clock()
             choice = choice or self._choose(best, load)
             unsure = {i: limit for i, limit in limits.items() if i not in best or best[i][1][0] < SURE}
             if unsure:
-                best = self._likeliest(best, self._panel.propose_costly(unsure, choice.stakes))
+                best = self._weighed_together(best, self._panel.propose_costly(unsure, choice.stakes))
                 without, choice = choice, self._choose(best, load)
                 self._costly_thrift.weigh(choice.gain - without.gain, self._clock() - began)
         if choice is None:
@@ -142,6 +146,17 @@ class WidthController:
 
     def _choose(self, best: _Rated, load: StepLoad) -> Choice:
         return choose_widths({i: survival for i, (_, survival) in best.items()}, load, self._cost)
+
+    def _weighed_together(self, best: _Rated, proposed: Mapping[str, Sequence[Draft]]) -> _Rated:
+        """The same where drafts come of sources that know nothing of each other."""
+        chosen = dict(best)
+        for request_id, drafts in proposed.items():
+            offers: list[Draft] = []
+            for drafted in drafts:
+                offers += weigh_together(best[request_id][0], drafted) if request_id in best else (drafted,)
+            rated = [(draft, self._rates.survival(request_id, draft)) for draft in offers]
+            chosen[request_id] = max(rated, key=lambda pair: sum(pair[1]))
+        return chosen
 
     def _likeliest(self, best: _Rated, proposed: Mapping[str, Sequence[Draft]]) -> _Rated:
         """Of each request's drafts the one that promises most, and its tokens' survival probabilities."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ragspec.heads.architecture import Head
-from ragspec.heads.batches import HELD_BACK, Positions, positions
+from ragspec.heads.batches import Positions, positions
 from ragspec.heads.store import read_answers
 from ragspec.heads.walk import FrozenRows, walk
 
@@ -59,7 +59,7 @@ def measure(head: Head, frozen: FrozenRows, files: Iterable[Path], depth: int, b
             with torch.autocast(frozen.output.device.type, torch.bfloat16):
                 lengths[part.places] = _accepted_lengths(head, frozen, part, depth, found)
         starts, accepted = answers.starts.tolist(), lengths.tolist()
-        for number in range(0, len(answers), HELD_BACK):
+        for number in answers.held_back.nonzero()[:, 0].tolist():
             start, end, kind = starts[number], starts[number + 1] - 1, answers.kinds[number]
             found.tokens[kind] += end - start
             found.steps[kind] += _steps(accepted[start:end])

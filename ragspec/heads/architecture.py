@@ -69,6 +69,11 @@ class Head(nn.Module, ABC):
         """What the target's output rows are multiplied with, [..., hidden], for the token drafted at `place`."""
 
     @property
+    def longest_draft(self) -> int:
+        """Tokens in a row that it makes sense to ask it for."""
+        return self.shape.depth
+
+    @property
     def parameter_count(self) -> int:
         """Trained numbers."""
         return sum(parameter.numel() for parameter in self.parameters())

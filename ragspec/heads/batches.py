@@ -12,9 +12,6 @@ from torch import Tensor
 
 from ragspec.heads.store import Answers, read_answers
 
-#: One answer of so many is held back: a head is measured on those and never trained on them.
-HELD_BACK = 40
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Positions:
@@ -45,8 +42,8 @@ def positions(answers: Answers, *, held_back: bool) -> Positions:
     """Every place that a draft can begin behind, in the answers to train on or in those held back."""
     starts = answers.starts.tolist()
     places, ahead = [], []
-    for number, (start, end) in enumerate(pairwise(starts)):
-        if (number % HELD_BACK == 0) == held_back and end - start > 1:
+    for (start, end), held in zip(pairwise(starts), answers.held_back.tolist(), strict=True):
+        if held == held_back and end - start > 1:
             places.append(torch.arange(start, end - 1))
             ahead.append(end - 1 - places[-1])
     empty = torch.zeros(0, dtype=torch.long)

@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from ragspec.decoding.head_drafter import Drafts
 from ragspec.decoding.target import Target
 from ragspec.heads.architecture import Head
+
+#: Prompts whose extra rows are kept.
+_KEPT_PROMPTS = 128
 
 
 class TorchChain:
     """A head that drafts for a target; see `ragspec.decoding.head_drafter.ChainHead`.
 
     Args:
-        head: its weights are copied to the target's device, in bfloat16 on CUDA.
-        target: its embeddings and output rows are shared where it has them in torch.
+        head: moved to the target's device, in bfloat16 on CUDA and float32 elsewhere.
+        target: gives copies of its embeddings and output rows.
+
+    Attributes:
+        draft_tokens: the draft vocabulary.
     """
 
     def __init__(self, head: Head, target: Target) -> None:
-        dtype = torch.bfloat16 if target.device.type == "cuda" else torch.float32
-        self._head = head.to(target.device, dtype)
+        self._dtype = torch.bfloat16 if target.device.type == "cuda" else torch.float32
+        self._head = head.to(target.device, self._dtype)
         self._target = target
+        self._embedding = target.embedding_rows(range(target.vocabulary))
         self._tokens = torch.tensor(head.shape.draft_tokens, device=target.device)
-        self._output = target.output_rows(head.shape.draft_tokens).to(dtype)
-        self._known = frozenset(head.shape.draft_tokens)
-
-    def extras(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Of a prompt's tokens those that the draft vocabulary lacks."""
-        return tuple(sorted(set(tokens) - self._known))
+        self._output = target.output_rows(head.shape.draft_tokens).to(self._dtype)
+        self.draft_tokens = frozenset(head.shape.draft_tokens)
+        #: Output rows of each prompt's extras, [n, hidden]: a prompt's are asked for in every step of its answer.
+        self._rows = lru_cache(maxsize=_KEPT_PROMPTS)(self._extra_rows)
 
     def draft(
         self,
@@ -39,37 +46,44 @@ class TorchChain:
         steps: int,
         row_price: float,
         step_price: float,
-    ) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
-        """Drafts of several sequences and the probability of each token."""
-        dtype = self._output.dtype
-        state = torch.stack(tuple(states)).to(dtype)
+    ) -> Drafts:
+        """See `ragspec.decoding.head_drafter.ChainHead`."""
+        state = torch.stack(tuple(states)).to(self._dtype)
         last = torch.tensor(tokens, device=state.device)
-        beside = sorted({token for one in extras for token in one})
-        rows, names, barred = self._output, self._tokens, None
-        if beside:
-            rows = torch.cat((rows, self._target.output_rows(beside).to(dtype)))
-            names = torch.cat((names, torch.tensor(beside, device=names.device)))
-            own = [set(one) for one in extras]
-            barred = torch.tensor([[token not in mine for token in beside] for mine in own], device=names.device)
         survival = [1.0] * len(tokens)
-        drafts: list[tuple[list[int], list[float]]] = [([], []) for _ in tokens]
-        for place in range(steps):
-            state = self._head.advance(state, self._target.embedding_rows(last.tolist()).to(dtype), place)
-            scores = (self._head.features(state, place) @ rows.T).float()
-            if barred is not None:
-                scores[:, len(self._tokens) :].masked_fill_(barred, -torch.inf)
-            best = scores.max(-1)
-            last = names[best.indices]
-            sure = (best.values - scores.logsumexp(-1)).exp().tolist()
+        found: list[list[int]] = [[] for _ in tokens]
+        certain: list[list[float]] = [[] for _ in tokens]
+        walked = 0
+        while walked < steps:
+            state = self._head.advance(state, self._embedding[last].to(self._dtype), walked)
+            last, sure = self._choose(self._head.features(state, walked), extras)
             promise = 0.0
-            for row, (token, probability) in enumerate(zip(last.tolist(), sure, strict=True)):
-                if len(drafts[row][0]) < place:
+            for row, (token, probability) in enumerate(zip(last.tolist(), sure.tolist(), strict=True)):
+                if len(found[row]) < walked:
                     continue
                 survival[row] *= probability
                 if survival[row] >= row_price:
-                    drafts[row][0].append(token)
-                    drafts[row][1].append(probability)
+                    found[row].append(token)
+                    certain[row].append(probability)
                     promise += survival[row] - row_price
-            if not promise >= step_price:
+            walked += 1
+            if not (promise > 0 and promise >= step_price):
                 break
-        return [(tuple(found), tuple(certain)) for found, certain in drafts]
+        return Drafts([tuple(row) for row in found], [tuple(row) for row in certain], walked)
+
+    def _choose(self, features: Tensor, extras: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
+        """The likeliest token of each row and its probability, [rows] each."""
+        scores = (features @ self._output.T).float()
+        best = scores.max(-1)
+        tokens, top, total = self._tokens[best.indices], best.values, scores.logsumexp(-1)
+        for row, own in enumerate(extras):
+            if own:
+                beside = (self._rows(own) @ features[row]).float()
+                total[row] = torch.logaddexp(total[row], beside.logsumexp(-1))
+                highest = int(beside.argmax())
+                if beside[highest] > top[row]:
+                    tokens[row], top[row] = own[highest], beside[highest]
+        return tokens, (top - total).exp()
+
+    def _extra_rows(self, tokens: tuple[int, ...]) -> Tensor:
+        return self._target.output_rows(tokens).to(self._dtype)

@@ -93,7 +93,7 @@ def load_head(folder: Path) -> tuple[Head, HeadCard]:
         tokens = tuple(tensors.pop(_DRAFT_TOKENS).tolist())
         head = make_head(card.architecture, HeadShape(card.hidden, card.inner, tokens, card.depth, card.epsilon))
         head.load_state_dict({name: value.float() for name, value in tensors.items()})
-    except (OSError, KeyError, RuntimeError, ValueError, SafetensorError) as error:
+    except (OSError, KeyError, RuntimeError, TypeError, ValueError, SafetensorError, InputError) as error:
         msg = f"The head in {folder} cannot be read: {error}"
         raise InputError(msg, "Train it again, or give another folder.", code="bad_head") from error
     if not tokens or min(tokens) < 0 or max(tokens) >= card.vocabulary:

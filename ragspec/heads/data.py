@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ragspec.decoding.request import Request
 from ragspec.decoding.target import Target
 from ragspec.heads.recording import record
 from ragspec.heads.store import AnswerWriter, DataCard
-from ragspec.heads.texts import TopicTexts, read_topics
+from ragspec.heads.texts import PromptName, TopicTexts, read_topics
 from ragspec.prompt import PromptBuilder
 
 #: Told after every answer: kind of text, answers so far of it, tokens so far in all.
@@ -45,11 +46,11 @@ def write_topic_answers(
     builder = PromptBuilder(target.tokenizer, window)
     known = read_topics()
     drawn = random.Random(seed).sample(known, min(topics or len(known), len(known)))  # noqa: S311 - nothing secret
-    for start in range(0, len(drawn), _ROUND):
-        plan = TopicTexts(target.tokenizer, builder, drawn[start : start + _ROUND], seed + start)
-        texts = _run(target, plan.texts(), writer, window, progress)
-        _run(target, plan.answers(texts), writer, window, progress)
-    writer.flush()
+    with writer:
+        for start in range(0, len(drawn), _ROUND):
+            plan = TopicTexts(target.tokenizer, builder, drawn[start : start + _ROUND], seed + start)
+            texts = dict(sorted(_run(target, plan.texts(), writer, window, progress)))
+            _exhaust(_run(target, plan.answers(texts), writer, window, progress))
     return writer.written
 
 
@@ -65,20 +66,24 @@ def write_answers(
 ) -> int:
     """Have the target answer requests; returns the tokens written."""
     writer = AnswerWriter(folder, DataCard(target.identity, target.hidden_size, source, seed))
-    _run(target, requests, writer, window, progress)
-    writer.flush()
+    with writer:
+        _exhaust(_run(target, requests, writer, window, progress))
     return writer.written
 
 
 def _run(
     target: Target, requests: Iterable[Request], writer: AnswerWriter, window: int, progress: Progress | None
-) -> dict[int, str]:
-    """Answer, write, and give back the texts by the number in their ids, in the order of those numbers."""
-    texts: dict[int, str] = {}
+) -> Iterator[tuple[int, str]]:
+    """Answer and write, and give each answer's number and text."""
+    counts: Counter[str] = Counter()
     for recording in record(target, requests, batch=BATCH, window=window):
-        kind, number = recording.request_id.rsplit("-", 1)
-        writer.add(kind, recording.tokens, recording.hidden)
-        texts[int(number)] = recording.text
+        name = PromptName.parse(recording.request_id)
+        writer.add(name.kind, name.key, recording.tokens, recording.hidden)
+        counts[name.kind] += 1
         if progress is not None:
-            progress(kind, len(texts), writer.written)
-    return dict(sorted(texts.items()))
+            progress(name.kind, counts[name.kind], writer.written)
+        yield name.number, recording.text
+
+
+def _exhaust(running: Iterator[object]) -> None:
+    deque(running, maxlen=0)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ragspec.decoding.acceptance import Source
 from ragspec.decoding.draft import Drafter
 from ragspec.decoding.engine import Engine
-from ragspec.decoding.head_drafter import ChainHead, HeadDrafter
+from ragspec.decoding.head_drafter import ChainHead, Drafts, HeadDrafter
 from ragspec.decoding.lookup import JobDrafter, OwnTextDrafter
 from ragspec.decoding.request import Completion, Request
 from ragspec.decoding.step_cost import StepProfile
@@ -26,9 +26,10 @@ class TimedChain:
         self.steps = 0
         self.seconds = 0.0
 
-    def extras(self, tokens: Sequence[int]) -> tuple[int, ...]:
+    @property
+    def draft_tokens(self) -> frozenset[int]:
         """As the chain says."""
-        return self._chain.extras(tokens)
+        return self._chain.draft_tokens
 
     def draft(
         self,
@@ -38,12 +39,12 @@ class TimedChain:
         steps: int,
         row_price: float,
         step_price: float,
-    ) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+    ) -> Drafts:
         """As the chain drafts."""
         began = time.perf_counter()
         drafts = self._chain.draft(states, tokens, extras, steps, row_price, step_price)
         self.seconds += time.perf_counter() - began
-        self.steps += min(steps, 1 + max(len(found) for found, _ in drafts))
+        self.steps += drafts.walked
         return drafts
 
 
@@ -139,7 +140,7 @@ def compare(
     ways = {name: Way(name) for name in drafting}
     order = list(drafting)
     for number, request in enumerate(requests):
-        for name in order[number % 3 :] + order[: number % 3]:
+        for name in order[number % len(order) :] + order[: number % len(order)]:
             engines[name].add(request)
             while engines[name].has_work:
                 for done in engines[name].step():

@@ -43,7 +43,7 @@ def find_head(name: str, target: Target) -> Path | None:
         msg = f"RAGSPEC_HEAD={name}: {error.message}"
         raise SettingsError(msg, "Give a folder that `ragspec head train` wrote, `auto` or `none`.") from error
     if reason:
-        msg = f"The head in {name} does not fit the target: {reason}."
+        msg = f"RAGSPEC_HEAD={name} does not fit the target: {reason}."
         raise SettingsError(msg, "Train one for this target with `ragspec head train`, or set RAGSPEC_HEAD=auto.")
     return folder
 
@@ -54,10 +54,14 @@ def load_head_drafter(name: str, target: Target) -> HeadDrafter | None:
     if folder is None:
         log.info("no speculation head drafts", extra={"action": "load_head"})
         return None
-    head, card = load_head(folder)
+    try:
+        head, card = load_head(folder)
+    except InputError as error:
+        msg = f"RAGSPEC_HEAD={name}: {error.message}"
+        raise SettingsError(msg, "Give a folder that `ragspec head train` wrote, `auto` or `none`.") from error
     identity = head_identity(folder, card)
     log.info("speculation head loaded", extra={"action": "load_head", "folder": str(folder), "head": identity})
-    return HeadDrafter(make_chain(head, target), identity)
+    return HeadDrafter(make_chain(head, target), identity, head.longest_draft)
 
 
 def make_chain(head: Head, target: Target) -> ChainHead:

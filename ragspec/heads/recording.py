@@ -93,5 +93,6 @@ def record(target: Target, requests: Iterable[Request], *, batch: int, window: i
             return
         for done in engine.step():
             hidden = recorder.fetch(done.request_id)
-            if hidden is not None and done.finish_reason != "error":
+            # Fewer states than tokens: the recorder failed on the way, and the panel took it out.
+            if hidden is not None and len(hidden) == done.completion_tokens and done.finish_reason != "error":
                 yield Recording(done.request_id, done.text, done.acceptance.token_ids, hidden)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 from safetensors import safe_open
@@ -16,6 +18,8 @@ from ragspec.errors import InputError
 
 #: Tokens of a file; at 576 numbers a state it takes some 75 MB.
 SHARD_TOKENS = 65536
+#: One thing of so many that answers are about is held back.
+HELD_BACK = 40
 _CARD = "data.json"
 
 
@@ -44,12 +48,14 @@ class Answers:
         tokens: [n].
         hidden: [n, hidden]; row i gave token i.
         starts: where each answer begins, and at last n, [answers + 1].
+        held_back: whether each is measured on and never trained on, [answers].
         kinds: what kind of prompt each answers.
     """
 
     tokens: Tensor
     hidden: Tensor
     starts: Tensor
+    held_back: Tensor
     kinds: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -58,7 +64,7 @@ class Answers:
 
 
 class AnswerWriter:
-    """Writes answers into a folder, a file at a time; what a killed run left is whole files.
+    """Writes answers into a folder, a file at a time; what a killed run left is whole files. A context manager.
 
     Args:
         folder: made if it is missing; files that lie there are kept.
@@ -81,14 +87,35 @@ class AnswerWriter:
         self._tokens: list[int] = []
         self._hidden: list[Tensor] = []
         self._starts: list[int] = []
+        self._held_back: list[bool] = []
         self._kinds: list[str] = []
         self.written = 0
 
-    def add(self, kind: str, tokens: Sequence[int], hidden: Tensor) -> None:
-        """One answer: [n] and [n, hidden]."""
+    def __enter__(self) -> Self:
+        """Use it in a `with`: whatever ends that, what is gathered is written."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Write what is gathered."""
+        self.flush()
+
+    def add(self, kind: str, key: str, tokens: Sequence[int], hidden: Tensor) -> None:
+        """One answer.
+
+        Args:
+            kind: of its prompt.
+            key: what it is about. One key in `HELD_BACK` is held back with all its answers: answers about the same thing are
+                alike, and a head that was trained on one is not measured on the other.
+            tokens: [n].
+            hidden: [n, hidden].
+        """
+        if len(hidden) != len(tokens):
+            msg = f"{len(hidden)} states for {len(tokens)} tokens of an answer about {key!r}"
+            raise ValueError(msg)
         self._starts.append(len(self._tokens))
         self._tokens += tokens
         self._hidden.append(hidden.to(torch.bfloat16))
+        self._held_back.append(zlib.crc32(key.encode()) % HELD_BACK == 0)
         self._kinds.append(kind)
         self.written += len(tokens)
         if len(self._tokens) >= SHARD_TOKENS:
@@ -98,16 +125,17 @@ class AnswerWriter:
         """Write what is gathered."""
         if not self._tokens:
             return
-        number = len(list(self._folder.glob("answers-*.safetensors")))
-        path = self._folder / f"answers-{number:05d}.safetensors"
+        numbers = [int(path.stem.rpartition("-")[2]) for path in self._folder.glob("answers-*.safetensors")]
+        path = self._folder / f"answers-{max(numbers, default=-1) + 1:05d}.safetensors"
         tensors = {
             "tokens": torch.tensor(self._tokens, dtype=torch.int32),
             "hidden": torch.cat(self._hidden),
             "starts": torch.tensor([*self._starts, len(self._tokens)]),
+            "held_back": torch.tensor(self._held_back),
         }
         save_file(tensors, path.with_suffix(".part"), metadata={"kinds": json.dumps(self._kinds)})
         path.with_suffix(".part").replace(path)
-        self._tokens, self._hidden, self._starts, self._kinds = [], [], [], []
+        self._tokens, self._hidden, self._starts, self._held_back, self._kinds = [], [], [], [], []
 
 
 def read_card(folder: Path) -> DataCard:
@@ -140,4 +168,5 @@ def read_answers(path: Path) -> Answers:
     """One file."""
     with safe_open(path, framework="pt") as file:
         kinds = tuple(json.loads(file.metadata()["kinds"]))
-        return Answers(file.get_tensor("tokens"), file.get_tensor("hidden"), file.get_tensor("starts"), kinds)
+        tokens, hidden, starts, held = (file.get_tensor(name) for name in ("tokens", "hidden", "starts", "held_back"))
+        return Answers(tokens, hidden, starts, held, kinds)

@@ -42,6 +42,31 @@ _FORMS = (
 
 
 @dataclass(frozen=True, slots=True)
+class PromptName:
+    """What a prompt is called while it is answered.
+
+    Attributes:
+        kind: of prompt.
+        number: of its text or question.
+        key: what it is about; see `AnswerWriter.add`.
+    """
+
+    kind: str
+    number: int
+    key: str
+
+    def __str__(self) -> str:
+        """As a request's id."""
+        return f"{self.kind}-{self.number}-{self.key}"
+
+    @classmethod
+    def parse(cls, name: str) -> PromptName:
+        """Back out of a request's id."""
+        kind, number, key = name.split("-", 2)
+        return cls(kind, int(number), key)
+
+
+@dataclass(frozen=True, slots=True)
 class Topic:
     """Something to write about."""
 
@@ -91,7 +116,7 @@ class TopicTexts:
         """A short text about each topic, in one of several forms."""
         for i, topic in enumerate(self._topics):
             text = _FORMS[i % len(_FORMS)].format(name=topic.name, aspect=topic.aspect)
-            yield self._request(f"text-{i}", text, _TEXT)
+            yield self._request("text", i, text, _TEXT)
 
     def answers(self, texts: Mapping[int, str]) -> Iterator[Request]:
         """Answers from passages, in the project's template and in another, and from memory; summaries.
@@ -105,20 +130,23 @@ class TopicTexts:
             near = [order[(place + step) % len(order)] for step in range(1, self._random.randint(1, 3))]
             passages = [Passage(str(j), texts[j], 0.0, str(j), title=self._topics[j].title) for j in (i, *near)]
             prompt = self._builder.build(asked, passages, _ANSWER)
-            yield Request(f"rag-{i}", prompt.token_ids, Sampling(max_tokens=_ANSWER))
+            yield Request(
+                str(PromptName("rag", i, self._topics[i].name)), prompt.token_ids, Sampling(max_tokens=_ANSWER)
+            )
             if place % 2:
                 shuffled = self._random.sample(passages, len(passages))
-                body = "\n".join(f"{passage.title}\n{passage.text}" for passage in shuffled)
-                yield self._request(f"context-{i}", f"{body}\n\n{asked}", _ANSWER)
+                yield self._request("context", i, f"{_body(shuffled)}\n\n{asked}", _ANSWER)
             else:
-                yield self._request(f"summary-{i}", f"Summarize: {' '.join(p.text for p in passages)}", _ANSWER)
-            yield self._request(f"qa-{i}", recalled, _ANSWER)
+                yield self._request("summary", i, _summarise(passages), _ANSWER)
+            yield self._request("qa", i, recalled, _ANSWER)
 
-    def _request(self, request_id: str, text: str, max_tokens: int) -> Request:
+    def _request(self, kind: str, number: int, text: str, max_tokens: int) -> Request:
+        request_id = str(PromptName(kind, number, self._topics[number].name))
         return Request(request_id, chat_tokens(self._tokenizer, text), Sampling(max_tokens=max_tokens))
 
 
 def corpus_requests(
+    tokenizer: PreTrainedTokenizerBase,
     builder: PromptBuilder,
     retriever: Retriever,
     collection: str,
@@ -126,16 +154,34 @@ def corpus_requests(
     top_k: int,
     max_tokens: int,
 ) -> Iterator[Request]:
-    """Prompts from questions and the passages that a collection has for them; a question that does not fit is left out."""
+    """For each question, with the passages that a collection has for it: the same four kinds of prompt."""
+    sampling = Sampling(max_tokens=max_tokens)
     number = 0
     for batch in _batches(questions):
         for question, passages in zip(batch, retriever.retrieve(batch, collection, top_k), strict=True):
             number += 1
             try:
-                prompt = builder.build(question, passages, max_tokens)
+                yield Request(
+                    str(PromptName("rag", number, question)),
+                    builder.build(question, passages, max_tokens).token_ids,
+                    sampling,
+                )
             except InputError:
-                continue
-            yield Request(f"rag-{number}", prompt.token_ids, Sampling(max_tokens=max_tokens), prompt.passage_spans)
+                continue  # a question that leaves no room for an answer
+            for kind, text in (
+                ("context", f"{_body(passages)}\n\n{question}"),
+                ("summary", _summarise(passages)),
+                ("qa", question),
+            ):
+                yield Request(str(PromptName(kind, number, question)), chat_tokens(tokenizer, text), sampling)
+
+
+def _body(passages: Sequence[Passage]) -> str:
+    return "\n".join(f"{passage.title}\n{passage.text}" for passage in passages)
+
+
+def _summarise(passages: Sequence[Passage]) -> str:
+    return f"Summarize: {' '.join(passage.text for passage in passages)}"
 
 
 def written_questions(target: Target, texts: Iterable[str], *, batch: int, window: int) -> Iterator[str]:

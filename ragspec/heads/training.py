@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,16 @@ from ragspec.errors import InputError
 from ragspec.heads.acceptance import HeadAcceptance, measure
 from ragspec.heads.architecture import Head, HeadShape, make_head
 from ragspec.heads.batches import Positions, draft_vocabulary, positions
-from ragspec.heads.checkpoint import HeadCard, load_head, model_of, save_head
+from ragspec.heads.checkpoint import (
+    CARD,
+    HeadCard,
+    head_identity,
+    load_head,
+    misfit,
+    model_of,
+    read_head_card,
+    save_head,
+)
 from ragspec.heads.store import answer_files, read_answers, read_card
 from ragspec.heads.walk import FrozenRows, Place, frozen_rows, walk
 
@@ -69,6 +78,22 @@ class Recipe:
     patience: int = 2
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        """Refuse what trains nothing. Comparisons are written so that NaN fails them.
+
+        Raises:
+            InputError: a value means nothing (code `bad_option`).
+        """
+        for name, allowed, fits in (
+            ("learning_rate", "above 0 and at most 1", 0 < self.learning_rate <= 1),
+            ("weight_decay", "from 0 to 1", 0 <= self.weight_decay <= 1),
+            ("step_weight", "above 0 and at most 1", 0 < self.step_weight <= 1),
+            *((n, "at least 1", getattr(self, n) >= 1) for n in ("inner", "draft_tokens", "depth", "epochs", "batch")),
+        ):
+            if not fits:
+                msg = f"{name.replace('_', '-')} is {getattr(self, name)!r}."
+                raise InputError(msg, f"It must be {allowed}.", code="bad_option")
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -79,7 +104,7 @@ class Progress:
         step: optimizer steps so far.
         steps: of the whole run.
         loss: running mean.
-        seconds: of this run.
+        seconds: so far, also before a stop.
         by_place: acceptance by place on the answers held back, after an epoch; else None.
         mean_acceptance_length: on those, with the head alone, after an epoch; else None.
     """
@@ -116,8 +141,9 @@ def train(
         What the best head reached on the answers held back.
 
     Raises:
-        InputError: no data, or of another target (codes `no_head_data`, `other_target`); `folder` holds a run of another
-            recipe (code `other_recipe`).
+        InputError: too little data, or of another target (codes `no_head_data`, `other_target`); `start` is of another target;
+            `folder` holds a run of another recipe or other data (code `other_recipe`); the loss grew beyond all numbers
+            (`diverged`).
     """
     files = answer_files(data)
     card = read_card(data)
@@ -125,14 +151,41 @@ def train(
         msg = f"{data} holds answers of {card.target}; the target is {target.identity}."
         raise InputError(msg, "Record answers of this target with `ragspec head data`.", code="other_target")
     torch.manual_seed(recipe.seed)
-    head = _new_head(target, files, recipe) if start is None else load_head(start)[0].requires_grad_(requires_grad=True)
-    run = _Run(target, head, frozen_rows(target, head), files, folder, recipe, progress)
-    return run.finish({"data": asdict(card), "recipe": asdict(recipe), "version": __version__})
+    origin = "fresh weights"
+    if start is None:
+        head = _new_head(target, files, recipe)
+    else:
+        head, recipe = _started(target, start, recipe)
+        origin = head_identity(start, read_head_card(start))
+    training = {
+        "data": {**asdict(card), "tokens": {path.name: len(read_answers(path).tokens) for path in files}},
+        "recipe": asdict(recipe),
+        "start": origin,
+    }
+    head = head.to(target.device)
+    return _Run(target, head, frozen_rows(target, head), files, folder, recipe, progress).finish(training)
 
 
 def _new_head(target: Target, files: list[Path], recipe: Recipe) -> Head:
     chosen = draft_vocabulary(files, recipe.draft_tokens, target.vocabulary)
     return make_head(recipe.architecture, HeadShape(target.hidden_size, recipe.inner, chosen, recipe.depth))
+
+
+def _started(target: Target, start: Path, recipe: Recipe) -> tuple[Head, Recipe]:
+    """A head to go on from, and the recipe with its shape."""
+    head, card = load_head(start)
+    if reason := misfit(card, target):
+        msg = f"The head in {start} does not fit the target: {reason}."
+        raise InputError(msg, "Go on from a head of this target.", code="other_target")
+    shape = head.shape
+    fixed = replace(
+        recipe,
+        architecture=head.architecture,
+        inner=shape.inner,
+        draft_tokens=len(shape.draft_tokens),
+        depth=shape.depth,
+    )
+    return head.requires_grad_(requires_grad=True), fixed
 
 
 class _Run:
@@ -151,12 +204,17 @@ class _Run:
         self._optimizer = torch.optim.AdamW(
             head.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay, betas=(0.9, 0.95)
         )
-        count = sum(len(positions(read_answers(path), held_back=False).places) for path in files)
-        self._per_epoch = sum(1 for _ in range(0, count, recipe.batch)) + len(files)
-        self._steps = self._per_epoch * recipe.epochs
+        learnt, held = (
+            [len(positions(read_answers(path), held_back=back).places) for path in files] for back in (False, True)
+        )
+        if not (any(learnt) and any(held)):
+            msg = f"{files[0].parent} holds too few answers: some must be trained on and some held back."
+            raise InputError(msg, "Record more of them with `ragspec head data`.", code="no_head_data")
+        self._steps = recipe.epochs * sum(math.ceil(count / recipe.batch) for count in learnt)
         self._step = 0
         self._loss = math.nan
         self._began = time.monotonic()
+        self._before = 0.0  # seconds that this run took before it was stopped
         self._told = 0.0
 
     def finish(self, training: Mapping[str, Any]) -> HeadAcceptance:
@@ -169,12 +227,15 @@ class _Run:
             found = measure(self._head, self._frozen, self._files, self._recipe.depth)
             self._tell(epoch, found)
             epoch += 1
-            if found.mean_acceptance_length > best:
+            if found.mean_acceptance_length > best and math.isfinite(self._loss):
                 best, since, reached = found.mean_acceptance_length, 0, found
                 save_head(self._head, self._card(training, found, epoch), self._folder)
             else:
                 since += 1
             self._save(training, epoch, best, since)
+        if not math.isfinite(self._loss) and not (self._folder / CARD).exists():
+            msg = "The loss is no number any more."
+            raise InputError(msg, "Lower the learning rate.", code="diverged")
         if reached is None:
             head, _ = load_head(self._folder)
             reached = measure(head, frozen_rows(self._target, head), self._files, self._recipe.depth)
@@ -210,7 +271,7 @@ class _Run:
         )
 
     def _tell(self, epoch: int, found: HeadAcceptance | None = None) -> None:
-        seconds = time.monotonic() - self._began
+        seconds = self._seconds()
         if found is None and seconds - self._told < 5:
             return
         self._told = seconds
@@ -239,7 +300,7 @@ class _Run:
             inner=shape.inner,
             depth=shape.depth,
             epsilon=shape.epsilon,
-            training={**training, "epochs": epochs},
+            training={**training, "epochs": epochs, "version": __version__},
             measured={
                 "acceptance_by_place": [round(rate, 4) for rate in found.by_place],
                 "mean_acceptance_length": round(found.mean_acceptance_length, 4),
@@ -250,13 +311,22 @@ class _Run:
     def _save(self, training: Mapping[str, Any], epoch: int, best: float, since: int) -> None:
         tensors = {f"head.{name}": value for name, value in self._head.state_dict().items()}
         for name, parameter in self._head.named_parameters():
-            tensors |= {f"{key}.{name}": value for key, value in self._optimizer.state[parameter].items()}
-        meta = {"training": json.dumps(training), "epoch": str(epoch), "best": str(best), "since": str(since)}
+            # A place that no draft has reached yet has no state.
+            tensors |= {f"{key}.{name}": value for key, value in self._optimizer.state.get(parameter, {}).items()}
+        standing = {
+            "training": training,
+            "epoch": epoch,
+            "best": best,
+            "since": since,
+            "step": self._step,
+            "loss": self._loss,
+            "seconds": self._seconds(),
+        }
         part = self._folder / f"{_STATE}.part"
         save_file(
             {name: value.contiguous() for name, value in tensors.items()},
             part,
-            metadata={**meta, "step": str(self._step)},
+            metadata={name: json.dumps(value) for name, value in standing.items()},
         )
         part.replace(self._folder / _STATE)
 
@@ -266,17 +336,28 @@ class _Run:
             return 0, 0.0, 0
         with safe_open(path, framework="pt") as file:
             meta = file.metadata()
-        if json.loads(meta["training"]) != json.loads(json.dumps(training)):
+        standing = {name: json.loads(value) for name, value in meta.items()}
+        if standing["training"] != json.loads(json.dumps(training)):
             msg = f"{self._folder} holds a run of another recipe or other data."
             raise InputError(msg, "Choose another folder, or the same recipe to go on.", code="other_recipe")
         tensors = load_file(path)
         self._head.load_state_dict({n[5:]: value for n, value in tensors.items() if n.startswith("head.")})
         for name, parameter in self._head.named_parameters():
-            self._optimizer.state[parameter] = {
-                key: tensors[f"{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq")
-            }
-        self._step = int(meta["step"])
-        return int(meta["epoch"]), float(meta["best"]), int(meta["since"])
+            kept = {key: tensors.get(f"{key}.{name}") for key in ("step", "exp_avg", "exp_avg_sq")}
+            if kept["step"] is not None:
+                self._optimizer.state[parameter] = kept
+        self._step, self._loss, self._before = standing["step"], standing["loss"], standing["seconds"]
+        self._forget_after(self._step)
+        return standing["epoch"], standing["best"], standing["since"]
+
+    def _seconds(self) -> float:
+        return self._before + time.monotonic() - self._began
+
+    def _forget_after(self, step: int) -> None:
+        """Drop from the log what a stopped run said of steps that are now done again."""
+        path = self._folder / LOG
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        path.write_text("".join(line for line in lines if json.loads(line)["step"] <= step), encoding="utf-8")
 
 
 def _loss(kind: Loss, place: Place) -> Tensor:

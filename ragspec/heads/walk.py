@@ -43,10 +43,10 @@ class Place:
     """One place of many drafts.
 
     Attributes:
-        rows: which of the batch's positions got here: all before was drafted right, [m].
+        rows: which of the batch's positions got here: all before was drafted right, [m], on CPU.
         scores: the head's logits over the draft vocabulary, [m, draft vocabulary].
         expected: the target's, [m, draft vocabulary].
-        accepted: whether the head's likeliest token is what the target wrote, [m].
+        accepted: whether the head's likeliest token is what the target wrote, [m], on CPU.
     """
 
     rows: Tensor
@@ -69,17 +69,18 @@ def walk(head: Head, frozen: FrozenRows, batch: Positions, depth: int) -> Iterat
         depth: most places.
     """
     tokens, hidden = batch.answers.tokens, batch.answers.hidden
+    device, dtype = frozen.output.device, frozen.output.dtype
     rows = torch.arange(len(batch.places))
-    state = hidden[batch.places].to(frozen.embedding.dtype)
+    state = hidden[batch.places].to(device, dtype)
     for place in range(depth):
         here = batch.places[rows] + place
-        state = head.advance(state, frozen.embedding[tokens[here].long()], place)
+        state = head.advance(state, frozen.embedding[tokens[here].to(device, torch.long)], place)
         scores = head.features(state, place) @ frozen.output.T
         with torch.no_grad():
-            expected = hidden[here + 1].to(frozen.output.dtype) @ frozen.output.T
-            accepted = frozen.tokens[scores.argmax(-1)] == tokens[here + 1]
+            expected = hidden[here + 1].to(device, dtype) @ frozen.output.T
+            accepted = frozen.tokens[scores.argmax(-1)].cpu() == tokens[here + 1]
         yield Place(rows, scores, expected, accepted)
         alive = accepted & (batch.ahead[rows] > place + 1)
-        rows, state = rows[alive], state[alive]
+        rows, state = rows[alive], state[alive.to(device)]
         if not len(rows):
             return

@@ -40,6 +40,7 @@ extern "C" void ragspec_draft(const Head* head_pointer, const Chain* chain_point
     normalize_quantize(head.output, chain.states, head.output_norm, head.epsilon, rows, chain.bytes, chain.scales, threads);
     multiply(head.output, chain.bytes, chain.scales, rows, chain.logits, false, threads);
     choose(head, chain, step);
+    chain.lengths[rows] = step + 1;
     float promise = 0.0f;
     for (int row = 0; row < rows; row++) {
       if (chain.lengths[row] < step) continue;
@@ -49,6 +50,6 @@ extern "C" void ragspec_draft(const Head* head_pointer, const Chain* chain_point
       chain.lengths[row] = step + 1;
       promise += survival - chain.row_price;
     }
-    if (!(promise >= chain.step_price)) break;
+    if (!(promise > 0.0f && promise >= chain.step_price)) break;
   }
 }

@@ -9,6 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from ragspec.decoding.head_drafter import Drafts
 from ragspec.decoding.native import abi
 from ragspec.decoding.native.decoder import Decoder, integers
 from ragspec.decoding.native.weights import QuantizedLinear
@@ -22,6 +23,9 @@ class NativeHead:
         draft_tokens: the draft vocabulary.
         decoder: the target's, whose embeddings and output rows serve the head.
         epsilon: of the norms.
+
+    Attributes:
+        draft_tokens: the draft vocabulary.
     """
 
     def __init__(
@@ -53,11 +57,7 @@ class NativeHead:
             len(draft_tokens),
             epsilon,
         )
-        self._known = frozenset(draft_tokens)
-
-    def extras(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Of a prompt's tokens those that the draft vocabulary lacks."""
-        return tuple(sorted(set(tokens) - self._known))
+        self.draft_tokens = frozenset(draft_tokens)
 
     def draft(
         self,
@@ -67,43 +67,41 @@ class NativeHead:
         steps: int,
         row_price: float,
         step_price: float,
-    ) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
-        """Drafts of several sequences and the probability of each token; see `ragspec.decoding.head_drafter.ChainHead`."""
-        rows = len(tokens)
-        wide = torch.empty(rows * (2 * self._inner + self._linears[2].outputs))
+    ) -> Drafts:
+        """See `ragspec.decoding.head_drafter.ChainHead`."""
+        rows, threads = len(tokens), torch.get_num_threads()
         state = torch.stack(tuple(states))
         ids, flat = integers(tokens), integers([token for one in extras for token in one])
         starts = integers([0, *accumulate(len(one) for one in extras)])
-        drafted, lengths = torch.empty(rows * steps, dtype=torch.int32), torch.empty(rows, dtype=torch.int32)
-        probabilities = torch.empty(rows * steps)
-        small = torch.empty(3 * rows)
-        choices = torch.empty(rows, dtype=torch.int32)
+        drafted, choices, lengths = (torch.empty(count, dtype=torch.int32) for count in (rows * steps, rows, rows + 1))
+        probabilities, survival, scales, normalizers = (
+            torch.empty(count) for count in (rows * steps, rows, rows, rows)
+        )
+        wide, logits = torch.empty(rows * 2 * self._inner), torch.empty(rows * self._linears[2].outputs)
         room = torch.empty(rows * max(2 * self._hidden, self._inner), dtype=torch.uint8)
         chain = abi.Chain(
-            state.data_ptr(),
-            ids.data_ptr(),
-            flat.data_ptr(),
-            starts.data_ptr(),
-            drafted.data_ptr(),
-            probabilities.data_ptr(),
-            lengths.data_ptr(),
-            small.data_ptr(),
-            room.data_ptr(),
-            small.data_ptr() + 4 * rows,
-            wide.data_ptr(),
-            wide.data_ptr() + 4 * rows * 2 * self._inner,
-            choices.data_ptr(),
-            small.data_ptr() + 8 * rows,
-            rows,
-            steps,
-            torch.get_num_threads(),
-            row_price,
-            step_price,
+            states=state.data_ptr(),
+            ids=ids.data_ptr(),
+            extras=flat.data_ptr(),
+            extra_starts=starts.data_ptr(),
+            drafted=drafted.data_ptr(),
+            probabilities=probabilities.data_ptr(),
+            lengths=lengths.data_ptr(),
+            survival=survival.data_ptr(),
+            bytes=room.data_ptr(),
+            scales=scales.data_ptr(),
+            wide=wide.data_ptr(),
+            logits=logits.data_ptr(),
+            choices=choices.data_ptr(),
+            normalizers=normalizers.data_ptr(),
+            rows=rows,
+            steps=steps,
+            threads=threads,
+            row_price=row_price,
+            step_price=step_price,
         )
         self._decoder.kernels.ragspec_draft(byref(self._head), byref(chain))
+        *kept, walked = lengths.tolist()
         found, sure = drafted.tolist(), probabilities.tolist()
-        out = []
-        for row, length in enumerate(lengths.tolist()):
-            part = slice(row * steps, row * steps + length)
-            out.append((tuple(found[part]), tuple(sure[part])))
-        return out
+        parts = [slice(row * steps, row * steps + length) for row, length in enumerate(kept)]
+        return Drafts([tuple(found[part]) for part in parts], [tuple(sure[part]) for part in parts], walked)

@@ -92,7 +92,7 @@ struct Chain {
   const int32_t *extras, *extra_starts;  // [extra_starts[rows]], [rows + 1]: tokens beside the draft vocabulary, of each sequence
   int32_t* drafted;              // [rows, steps] out
   float* probabilities;          // [rows, steps] out
-  int32_t* lengths;              // [rows] out
+  int32_t* lengths;              // [rows + 1] out: tokens of each draft, and at last the steps that were walked
   float* survival;               // scratch [rows]
   uint8_t* bytes;                // scratch [rows, max(2 * hidden, inner)]
   float* scales;                 // scratch [rows]

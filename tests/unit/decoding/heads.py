@@ -9,13 +9,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ragspec.decoding.head_drafter import ChainHead
+from ragspec.decoding.head_drafter import ChainHead, Drafts
 from ragspec.decoding.target import Target
 from ragspec.heads.architecture import Head, HeadShape, make_head
 from ragspec.heads.loading import make_chain
 
 ARCHITECTURES = ["mlp", "recurrent"]
-Drafts = list[tuple[tuple[int, ...], tuple[float, ...]]]
 
 
 def random_head(target: Target, architecture: str, *, inner: int = 64, every: int = 2) -> Head:
@@ -47,8 +46,7 @@ class KnowingChain:
             for token, following in pairwise(text):
                 self._follow.setdefault(token, []).append(following)
 
-    def extras(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        return tuple(tokens[:1])
+    draft_tokens: frozenset[int] = frozenset()
 
     def draft(
         self,
@@ -59,16 +57,14 @@ class KnowingChain:
         row_price: float,
         step_price: float,
     ) -> Drafts:
-        assert len(states) == len(tokens) == len(extras)
-        assert row_price >= 0
-        assert step_price >= 0
+        del row_price, step_price
         drafts = []
-        for last in tokens:
+        for _, last, _ in zip(states, tokens, extras, strict=True):
             found: list[int] = []
             while len(found) < steps and (ways := self._follow.get(found[-1] if found else last)):
                 found.append(self._random.choice(ways))
-            drafts.append((tuple(found), tuple(self._random.random() for _ in found)))
-        return drafts
+            drafts.append(tuple(found))
+        return Drafts(drafts, [tuple(self._random.random() for _ in found) for found in drafts], max(1, steps))
 
 
 class RaisingChain:
@@ -78,8 +74,9 @@ class RaisingChain:
         self._chain = chain
         self._random = random.Random(seed)
 
-    def extras(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        return self._chain.extras(tokens)
+    @property
+    def draft_tokens(self) -> frozenset[int]:
+        return self._chain.draft_tokens
 
     def draft(
         self,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
 
-from ragspec.decoding.head_drafter import ChainHead, HeadDrafter
+from ragspec.decoding.head_drafter import ChainHead, Drafts, HeadDrafter
 from ragspec.decoding.native.head import NativeHead
 from ragspec.decoding.request import Request
 from ragspec.decoding.target import Target
@@ -23,6 +24,14 @@ STEPS = 5
 def states(target: Target, count: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(2)
     return [torch.randn(target.hidden_size, generator=generator) for _ in range(count)]
+
+
+def extras(chain: ChainHead, tokens: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(set(tokens) - chain.draft_tokens))
+
+
+def drafts_of(drafts: Drafts) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+    return list(zip(drafts.tokens, drafts.probabilities, strict=True))
 
 
 @pytest.fixture(scope="module", params=["float32", "int8"])
@@ -45,13 +54,13 @@ def test_the_kernels_draft_what_torch_drafts(kernels: Path) -> None:
     given = (
         states(target, count),
         list(range(count)),
-        [native.extras(range(i)) for i in range(count)],
+        [extras(native, range(i)) for i in range(count)],
         STEPS,
         0.0,
         0.0,
     )
 
-    ours, theirs = native.draft(*given), reference.draft(*given)
+    ours, theirs = drafts_of(native.draft(*given)), drafts_of(reference.draft(*given))
 
     same = [(a, b) for a, b in zip(ours, theirs, strict=True) if a[0] == b[0]]
     assert len(same) > 0.8 * count
@@ -59,30 +68,47 @@ def test_the_kernels_draft_what_torch_drafts(kernels: Path) -> None:
         assert one == pytest.approx(other, abs=0.1)
 
 
+def test_a_token_beside_the_vocabulary_is_scored_as_one_inside(kernels: Path) -> None:
+    """The same token as row of the draft vocabulary and as extra, in every panel of the packed matrix: the same to rounding."""
+    target = tiny.int8(kernels)
+    whole = make_chain(random_head(target, "recurrent", every=1), target)
+    few = make_chain(random_head(target, "recurrent", every=200), target)
+    count = 64
+    given = (states(target, count), list(range(count)))
+
+    inside = whole.draft(*given, [()] * count, 1, 0.0, 0.0)
+    beside = few.draft(*given, [extras(few, range(target.vocabulary))] * count, 1, 0.0, 0.0)
+
+    assert list(inside.tokens) == list(beside.tokens)
+    assert len({tokens[0] // 64 for tokens in inside.tokens}) > 2
+    for one, other in zip(inside.probabilities, beside.probabilities, strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+
+
 def test_a_row_does_not_depend_on_its_neighbours(chain: ChainHead, target: Target) -> None:
     given = states(target, 7)
-    together = chain.draft(given, list(range(7)), [chain.extras((1, 3, 5))] * 7, STEPS, 0.0, 0.0)
+    together = drafts_of(chain.draft(given, list(range(7)), [extras(chain, (1, 3, 5))] * 7, STEPS, 0.0, 0.0))
 
     for row, state in enumerate(given):
-        (alone,) = chain.draft([state], [row], [chain.extras((1, 3, 5))], STEPS, 0.0, 0.0)
+        (alone,) = drafts_of(chain.draft([state], [row], [extras(chain, (1, 3, 5))], STEPS, 0.0, 0.0))
         assert alone[0] == together[row][0]
         assert alone[1] == pytest.approx(together[row][1], rel=1e-4)
 
 
 def test_only_the_draft_vocabulary_and_the_sequences_own_tokens_are_drafted(chain: ChainHead, target: Target) -> None:
     """Every second token is in the vocabulary; the first sequence has all others beside it, the second none."""
-    others = chain.extras(range(target.vocabulary))
+    others = extras(chain, range(target.vocabulary))
     assert others == tuple(range(1, target.vocabulary, 2))
     count = 40
-    drafts = chain.draft(states(target, count), [0] * count, [others, ()] * (count // 2), STEPS, 0.0, 0.0)
+    drafts = chain.draft(states(target, count), [0] * count, [others, ()] * (count // 2), STEPS, 0.0, 0.0).tokens
 
-    assert any(token % 2 for tokens, _ in drafts[::2] for token in tokens)
-    assert not any(token % 2 for tokens, _ in drafts[1::2] for token in tokens)
+    assert any(token % 2 for tokens in drafts[::2] for token in tokens)
+    assert not any(token % 2 for tokens in drafts[1::2] for token in tokens)
 
 
 def test_a_draft_ends_before_a_token_that_is_not_worth_its_row(chain: ChainHead, target: Target) -> None:
     given = (states(target, 20), [0] * 20, [()] * 20, STEPS)
-    whole, cut = chain.draft(*given, 0.0, 0.0), chain.draft(*given, 0.02, 0.0)
+    whole, cut = drafts_of(chain.draft(*given, 0.0, 0.0)), drafts_of(chain.draft(*given, 0.02, 0.0))
 
     for (tokens, sure), (kept, _) in zip(whole, cut, strict=True):
         survival = [math.prod(sure[: i + 1]) for i in range(len(sure))]
@@ -92,11 +118,14 @@ def test_a_draft_ends_before_a_token_that_is_not_worth_its_row(chain: ChainHead,
 
 def test_all_drafts_end_where_another_step_is_not_worth_it(chain: ChainHead, target: Target) -> None:
     given = (states(target, 4), [0] * 4, [()] * 4, STEPS)
-    whole = chain.draft(*given, 0.0, 0.0)
+    whole = drafts_of(chain.draft(*given, 0.0, 0.0))
     promise = [sum(math.prod(sure[: place + 1]) for _, sure in whole) for place in range(STEPS)]
     price = (promise[0] + promise[1]) / 2
 
-    assert {len(tokens) for tokens, _ in chain.draft(*given, 0.0, price)} == {2}
+    cut = chain.draft(*given, 0.0, price)
+    assert {len(tokens) for tokens in cut.tokens} == {2}
+    assert cut.walked == 2
+    assert chain.draft(*given, 1.0, 0.0).walked == 1, "the step in which all drafts end was walked, too"
 
 
 def test_a_state_that_is_no_number_drafts_nothing(chain: ChainHead, target: Target) -> None:
@@ -104,7 +133,7 @@ def test_a_state_that_is_no_number_drafts_nothing(chain: ChainHead, target: Targ
 
     drafts = chain.draft([states(target, 1)[0], bad], [0, 0], [(), ()], 2, 1e-6, 0.0)
 
-    assert [len(tokens) for tokens, _ in drafts] == [2, 0]
+    assert [len(tokens) for tokens in drafts.tokens] == [2, 0]
 
 
 def test_a_drafter_asks_for_what_it_knows_and_cuts_to_each_limit(chain: ChainHead, target: Target) -> None:
