@@ -24,7 +24,7 @@ from ragspec.decoding.engine import Engine
 from ragspec.decoding.loading import load_configured
 from ragspec.decoding.request import Request
 from ragspec.decoding.target import Target
-from ragspec.heads.texts import read_prompts
+from ragspec.heads.prompts import read_prompts
 from ragspec.settings import Settings, load_settings
 
 

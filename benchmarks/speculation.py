@@ -21,7 +21,7 @@ from ragspec.decoding.acceptance import Source
 from ragspec.decoding.engine import Engine
 from ragspec.decoding.loading import load_configured
 from ragspec.decoding.request import Completion, Request
-from ragspec.heads.texts import read_prompts
+from ragspec.heads.prompts import read_prompts
 from ragspec.settings import load_settings
 
 #: What the project promises: decode time with drafts over decode time without.

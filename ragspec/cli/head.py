@@ -171,7 +171,7 @@ def evaluate(head_folder: Path, prompts: tuple[Path, ...], limit: int, max_token
     from ragspec.heads.checkpoint import load_head, misfit
     from ragspec.heads.evaluation import compare
     from ragspec.heads.loading import make_chain
-    from ragspec.heads.texts import read_prompts
+    from ragspec.heads.prompts import read_prompts
 
     trained, card = load_head(head_folder)
     settings = load_settings()

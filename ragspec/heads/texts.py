@@ -6,13 +6,11 @@ them, with those texts as passages and without. `corpus_requests` takes a user's
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -20,7 +18,6 @@ from transformers import PreTrainedTokenizerBase
 from ragspec.corpus.passage import Passage, Retriever
 from ragspec.decoding.request import Request, Sampling
 from ragspec.decoding.target import Target
-from ragspec.demo.prompts import demo_prompts
 from ragspec.errors import InputError
 from ragspec.heads.recording import record
 from ragspec.prompt import PromptBuilder
@@ -194,20 +191,6 @@ def written_questions(target: Target, texts: Iterable[str], *, batch: int, windo
         question = recording.text.strip().split("\n")[0]
         if question:
             yield question
-
-
-def read_prompts(target: Target, path: Path | None, max_tokens: int, window: int) -> list[Request]:
-    """Greedy requests out of a file of JSON Lines with a field `prompt`, or else the demo's questions with their passages."""
-    sampling = Sampling(max_tokens=max_tokens)
-    if path is None:
-        prompts = demo_prompts(PromptBuilder(target.tokenizer, window), max_tokens)
-        return [Request(str(i), p.token_ids, sampling, p.passage_spans) for i, p in enumerate(prompts)]
-    requests = []
-    for i, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
-        tokens = chat_tokens(target.tokenizer, json.loads(line)["prompt"])
-        if len(tokens) + max_tokens <= window:
-            requests.append(Request(str(i), tokens, sampling, ((0, len(tokens)),)))
-    return requests
 
 
 def _batches(questions: Iterable[str]) -> Iterator[list[str]]:

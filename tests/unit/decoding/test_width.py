@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from ragspec.decoding.acceptance import Source
-from ragspec.decoding.draft import Draft, Evidence
+from ragspec.decoding.draft import FREE_STAKES, Draft, Evidence, Stakes
 from ragspec.decoding.drafting import DraftingPanel
 from ragspec.decoding.engine import Engine
 from ragspec.decoding.request import Request, Sampling
@@ -182,3 +182,91 @@ def test_sequences_without_speculation_are_never_given_drafts_by_the_others() ->
     assert done["without"].acceptance.num_draft_tokens == 0
     assert done["with"].acceptance.num_draft_tokens > 0
     assert done["with"].acceptance.token_ids == done["without"].acceptance.token_ids
+
+
+class Costly(drafters.Quiet):
+    """Drafts one likely token for whoever it is asked for, and takes its time on a clock of its own."""
+
+    name = "costly"
+    costly = True
+
+    def __init__(self, seconds: float, prior: float = 0.9) -> None:
+        self.now = 0.0
+        self.asked: list[tuple[set[str], Stakes]] = []
+        self._seconds = seconds
+        self._evidence = Evidence("costly", prior)
+
+    def propose(self, limits: Mapping[str, int], stakes: Stakes = FREE_STAKES) -> Mapping[str, Draft]:
+        self.asked.append((set(limits), stakes))
+        self.now += self._seconds
+        return {name: Draft((7,), (Source.HEAD,), None, (self._evidence,)) for name in limits}
+
+
+class Copies(drafters.Quiet):
+    """Proposes a token to each request with the probability that stands in its name."""
+
+    name = "copies"
+
+    def propose(self, limits: Mapping[str, int]) -> Mapping[str, Draft]:
+        return {
+            name: Draft((5,), (Source.PASSAGE,), None, (Evidence(("copies", name), float(name)),)) for name in limits
+        }
+
+
+def costly_controller(costly: Costly, requests: list[str], costs: StepCost) -> WidthController:
+    panel = DraftingPanel([Copies(), costly], 40)
+    for name in requests:
+        panel.begin(Request(name, (1,)))
+    return WidthController(panel, costs, clock=lambda: costly.now)
+
+
+def test_a_costly_drafter_is_asked_only_where_the_others_are_unsure() -> None:
+    costly = Costly(0.0)
+    names = ["0.2", "0.6", "0.9"]
+    drafts = costly_controller(costly, names, cost(1.0, 0.01)).draft(dict.fromkeys(names, 4), StepLoad(3))
+
+    ((asked, _),) = costly.asked
+    assert asked == {"0.2", "0.6"}
+    assert {name: draft.sources[0] for name, draft in drafts.items()} == {
+        "0.2": Source.HEAD,
+        "0.6": Source.HEAD,
+        "0.9": Source.PASSAGE,
+    }
+
+
+def test_a_costly_drafter_is_told_what_a_token_wins_and_a_row_costs() -> None:
+    """A step of two sequences takes a second, a row a hundredth: a token is worth half a second, or less with drafts."""
+    costly = Costly(0.0)
+    costly_controller(costly, ["0.2", "0.3"], cost(1.0, 0.01)).draft({"0.2": 4, "0.3": 4}, StepLoad(2))
+
+    ((_, stakes),) = costly.asked
+    assert 0.35 < stakes.token_seconds < 0.5
+    assert stakes.row_seconds == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(("seconds", "often"), [(0.01, True), (5.0, False)])
+def test_a_costly_drafter_rests_where_it_takes_more_than_it_saves(seconds: float, *, often: bool) -> None:
+    """Although a new sequence enters in every step, as in a large batch; in half the batch it is tried again."""
+    costly = Costly(seconds)
+    panel = DraftingPanel([costly], 40)
+    width = WidthController(panel, cost(1.0, 0.01), clock=lambda: costly.now)
+    steps = 60
+    for step in range(steps):
+        running = [str(step + i) for i in range(8)]
+        for name in running:
+            panel.begin(Request(name, (1,)))
+        width.draft(dict.fromkeys(running, 4), StepLoad(8))
+    assert (len(costly.asked) == steps) == often
+    if not often:
+        assert len(costly.asked) < steps // LONGEST_PAUSE + 6
+        before = len(costly.asked)
+        width.draft({"66": 4}, StepLoad(4))
+        assert len(costly.asked) == before + 1
+
+
+def test_where_nobody_measured_costly_drafters_are_asked_as_well() -> None:
+    costly = Costly(0.0)
+    drafts = costly_controller(costly, ["0.2"], StepCost(FREE)).draft({"0.2": 4}, StepLoad(1))
+
+    assert costly.asked == [({"0.2"}, FREE_STAKES)]
+    assert drafts["0.2"].sources == (Source.HEAD,)
