@@ -25,11 +25,12 @@ import torch
 
 from ragspec.assembly import make_drafters, make_engine
 from ragspec.decoding.attention import Segment
-from ragspec.decoding.draft import Draft
+from ragspec.decoding.draft import Draft, Drafter
 from ragspec.decoding.engine import Engine
 from ragspec.decoding.loading import load_configured
 from ragspec.decoding.profiling import profile_steps
 from ragspec.decoding.request import Completion, Request, Sampling
+from ragspec.decoding.step_cost import StepProfile
 from ragspec.decoding.target import StepOutput, Target
 from ragspec.demo.prompts import demo_prompts
 from ragspec.prompt import PromptBuilder
@@ -152,8 +153,14 @@ class Bench:
         return run
 
 
-def make_bench(target: Target, settings: Settings, batch: int) -> Bench:
-    """An engine that takes whole prompts into one step."""
+def make_bench(
+    target: Target,
+    settings: Settings,
+    batch: int,
+    drafters: Sequence[Drafter] | None = None,
+    profile: StepProfile | None = None,
+) -> Bench:
+    """An engine that takes whole prompts into one step; drafters and profile as a worker would have them, unless given."""
     watched, counter = WatchedTarget(target, 1 + settings.max_draft), Counter()
     window = min(settings.context_window, target.context_window)
     engine = make_engine(
@@ -161,9 +168,9 @@ def make_bench(target: Target, settings: Settings, batch: int) -> Bench:
         cast("Target", watched),
         max_batch=batch,
         prefill_chunk=batch * window,
-        drafters=[*make_drafters(settings, target), counter],
+        drafters=[*(make_drafters(settings, target) if drafters is None else drafters), counter],
         prefix_cache=0,  # the same prompts come in every run: they would shrink to their last token, as short as a draft
-        step_profile=profile_steps(target, max_batch=batch, window=window),
+        step_profile=profile or profile_steps(target, max_batch=batch, window=window),
     )
     return Bench(engine, watched, counter, batch)
 

@@ -21,7 +21,7 @@ class TorchChain:
 
     Args:
         head: moved to the target's device, in bfloat16 on CUDA and float32 elsewhere.
-        target: gives copies of its embeddings and output rows.
+        target: gives its embeddings, and a copy of its output rows of the draft vocabulary.
 
     Attributes:
         draft_tokens: the draft vocabulary.
@@ -31,7 +31,6 @@ class TorchChain:
         self._dtype = torch.bfloat16 if target.device.type == "cuda" else torch.float32
         self._head = head.to(target.device, self._dtype)
         self._target = target
-        self._embedding = target.embedding_rows(range(target.vocabulary))
         self._tokens = torch.tensor(head.shape.draft_tokens, device=target.device)
         self._output = target.output_rows(head.shape.draft_tokens).to(self._dtype)
         self.draft_tokens = frozenset(head.shape.draft_tokens)
@@ -49,16 +48,17 @@ class TorchChain:
     ) -> Drafts:
         """See `ragspec.decoding.head_drafter.ChainHead`."""
         state = torch.stack(tuple(states)).to(self._dtype)
-        last = torch.tensor(tokens, device=state.device)
+        last = list(tokens)
         survival = [1.0] * len(tokens)
         found: list[list[int]] = [[] for _ in tokens]
         certain: list[list[float]] = [[] for _ in tokens]
         walked = 0
         while walked < steps:
-            state = self._head.advance(state, self._embedding[last].to(self._dtype), walked)
-            last, sure = self._choose(self._head.features(state, walked), extras)
+            state = self._head.advance(state, self._target.embedding_rows(last).to(self._dtype), walked)
+            chosen, sure = self._choose(self._head.features(state, walked), extras)
+            last = chosen.tolist()
             promise = 0.0
-            for row, (token, probability) in enumerate(zip(last.tolist(), sure.tolist(), strict=True)):
+            for row, (token, probability) in enumerate(zip(last, sure.tolist(), strict=True)):
                 if len(found[row]) < walked:
                     continue
                 survival[row] *= probability
