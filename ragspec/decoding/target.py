@@ -93,7 +93,10 @@ class Target(Protocol):
         ...
 
     def output_rows(self, tokens: Sequence[int]) -> Tensor:
-        """The rows of the output matrix that give the logits of tokens, [n, hidden], on the target's device; a copy."""
+        """The rows of the output matrix that give the logits of tokens, [n, hidden], on the target's device; a copy.
+
+        An output bias or a soft cap on the logits is not in them: what is drafted by them is a little worse for it.
+        """
         ...
 
     def slot_bytes(self, capacity: int) -> int:
