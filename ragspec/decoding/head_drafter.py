@@ -16,6 +16,8 @@ from ragspec.decoding.request import Request
 
 #: Most tokens of a head's draft: it was trained for about as many, and few drafts stand so long.
 LONGEST_DRAFT = 6
+#: How often, about, a token stands where the one before it stood: what the survivors of a step promise of the next.
+_GOES_ON = 0.5
 #: What is left of the running mean of a chain step's seconds after another chain.
 _FADING = 0.9
 
@@ -136,7 +138,7 @@ class HeadDrafter:
             [ending.extras for _, _, ending, _ in known],
             min(self._longest, max(limit for _, limit, _, _ in known)),
             stakes.row_seconds / worth if worth else 0.0,
-            self._step_seconds.get(group, 0.0) / worth if worth else 0.0,
+            self._step_seconds.get(group, 0.0) / worth / _GOES_ON if worth else 0.0,
         )
         self._learn(group, (self._clock() - began) / drafts.walked)
         return {

@@ -37,8 +37,9 @@ def profile_steps(
 ) -> StepProfile:
     """Time decode passes by sequences and width, prompt chunks by rows, and what context adds.
 
-    Takes some 75 passes at a batch of 16, in five rounds. The cache it reads is its own and holds zeros: a pass takes as long over them. It has as many slots as
-    the engine will have, where memory does not hold `max_batch`, and is given back before the engine takes its own.
+    Takes some 75 passes at a batch of 16, in five rounds. The cache it reads is its own and holds zeros: a pass takes as long
+    over them. It has as many slots as the engine will have, where memory does not hold `max_batch`, and is given back before
+    the engine takes its own.
 
     Args:
         target: what is timed.

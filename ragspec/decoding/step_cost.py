@@ -59,6 +59,10 @@ class StepProfile:
     chunk: tuple[float, ...]
 
 
+#: Contexts that differ by less cost the same.
+_CONTEXT_GRAIN = 16
+#: Curves are kept until there are so many, and are at least so long.
+_MOST_CURVES, _LEAST_CURVE = 256, 32
 #: Nothing was measured; rows count as free, and all drafts are verified whole.
 FREE = StepProfile((1,), (1, 2), ((1.0, 1.0),), 0, 0.0, (1, 2), (1.0, 1.0))
 
@@ -76,6 +80,8 @@ class StepCost:
         full = [_along(np.array(profile.widths), profile.widths[: len(row)], np.array(row)) for row in profile.decode]
         self._decode: Floats = _ironed(_ironed(np.array(full), 0), 1)
         self._chunk: Floats = _ironed(np.array(profile.chunk), 0)
+        #: By sequences, context in grains, and prompt rows.
+        self._curves: dict[tuple[int, int, int], list[float]] = {}
 
     @property
     def profiled(self) -> bool:
@@ -94,6 +100,16 @@ class StepCost:
         if load.prompt_rows:
             seconds = seconds + self._chunked(rows + load.prompt_rows) - self._chunked(rows)
         return np.maximum.accumulate(seconds)
+
+    def curve(self, load: StepLoad, most: int) -> list[float]:
+        """The same, at least so long, as plain numbers, out of what was asked before: one step is much like the next."""
+        key = (load.sequences, round(load.context / _CONTEXT_GRAIN), load.prompt_rows)
+        known = self._curves.get(key)
+        if known is None or len(known) <= most:
+            if len(self._curves) >= _MOST_CURVES:
+                self._curves.clear()
+            known = self._curves[key] = self.seconds(load, max(most, _LEAST_CURVE)).tolist()
+        return known
 
     def _decoding(self, load: StepLoad, widths: Floats) -> Floats:
         """Of a step without prompt chunks, at each of `widths` rows a sequence."""

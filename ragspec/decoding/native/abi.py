@@ -122,7 +122,6 @@ class Head(Structure):
         ("gate_up", Linear),
         ("down", Linear),
         ("output", Linear),
-        ("whole", Linear),
         ("state_norm", c_void_p),
         ("token_norm", c_void_p),
         ("output_norm", c_void_p),
@@ -135,6 +134,18 @@ class Head(Structure):
     )
 
 
+class Extras(Structure):
+    """Rows beside the draft vocabulary."""
+
+    _fields_ = (
+        ("rows", c_void_p),
+        ("scale", c_void_p),
+        ("zero", c_void_p),
+        ("tokens", c_void_p),
+        ("count", c_int32),
+    )
+
+
 class Chain(Structure):
     """Drafts of several sequences."""
 
@@ -142,7 +153,6 @@ class Chain(Structure):
         ("states", c_void_p),
         ("ids", c_void_p),
         ("extras", c_void_p),
-        ("extra_starts", c_void_p),
         ("drafted", c_void_p),
         ("probabilities", c_void_p),
         ("lengths", c_void_p),
@@ -163,7 +173,7 @@ class Chain(Structure):
 
 #: What `ragspec_layout` must give.
 LAYOUT = (
-    *(sizeof(structure) for structure in (Linear, Layer, Model, Segment, Tile, Step, Head, Chain)),
+    *(sizeof(structure) for structure in (Linear, Layer, Model, Segment, Tile, Step, Head, Extras, Chain)),
     KEY_BLOCK,
     TILE_ROWS,
     MOST_HEAD_DIM,

@@ -13,12 +13,15 @@ static void choose(const Head& head, const Chain& chain, int step) {
     const uint8_t* x = chain.bytes + (size_t)row * head.hidden;
     float top = chain.logits[(size_t)row * head.output.outputs + chain.choices[row]], normalizer = chain.normalizers[row];
     int32_t token = head.tokens[chain.choices[row]];
-    for (int i = chain.extra_starts[row]; i < chain.extra_starts[row + 1]; i++) {
-      const int32_t extra = chain.extras[i];
-      const float logit = dot_row(head.whole, extra, x) * (head.whole.scale[extra] * chain.scales[row]);
+    const Extras& extras = chain.extras[row];
+    for (int i = 0; i < extras.count; i++) {
+      const int8_t* weight = extras.rows + (size_t)i * head.hidden;
+      int32_t sum = -extras.zero[i];
+      for (int k = 0; k < head.hidden; k++) sum += (int32_t)x[k] * weight[k];
+      const float logit = sum * (extras.scale[i] * chain.scales[row]);
       const float high = std::fmax(normalizer, logit), low = std::fmin(normalizer, logit);
       normalizer = high + std::log1p(std::exp(low - high));
-      if (logit > top) top = logit, token = extra;
+      if (logit > top) top = logit, token = extras.tokens[i];
     }
     chain.ids[row] = token;
     chain.drafted[(size_t)row * chain.steps + step] = token;

@@ -35,7 +35,7 @@ extern "C" {
 // What Python must agree on: sizes of the structures, then constants.
 void ragspec_layout(int32_t* out) {
   const int32_t layout[] = {sizeof(Linear), sizeof(Layer), sizeof(Model), sizeof(Segment), sizeof(Tile), sizeof(Step),
-                            sizeof(Head), sizeof(Chain), KEY_BLOCK, TILE_ROWS, MOST_HEAD_DIM, MOST_PARTS, MOST_INPUTS, (int32_t)Phase::count};
+                            sizeof(Head), sizeof(Extras), sizeof(Chain), KEY_BLOCK, TILE_ROWS, MOST_HEAD_DIM, MOST_PARTS, MOST_INPUTS, (int32_t)Phase::count};
   std::memcpy(out, layout, sizeof layout);
 }
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from ctypes import byref
-from itertools import accumulate
+from ctypes import addressof, byref
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from ragspec.decoding.head_drafter import Drafts
 from ragspec.decoding.native import abi
 from ragspec.decoding.native.decoder import Decoder, integers
 from ragspec.decoding.native.weights import QuantizedLinear
+
+#: Prompts whose extra rows are kept: more than run at once.
+_KEPT_PROMPTS = 256
 
 
 class NativeHead:
@@ -48,7 +51,6 @@ class NativeHead:
         self._tokens = torch.tensor(draft_tokens, dtype=torch.int32)
         self._head = abi.Head(
             *(linear.struct for linear in self._linears),
-            decoder.output.struct,
             *(norm.data_ptr() for norm in self._norms),
             decoder.embedding.data_ptr(),
             self._tokens.data_ptr(),
@@ -58,6 +60,8 @@ class NativeHead:
             epsilon,
         )
         self.draft_tokens = frozenset(draft_tokens)
+        self._rooms: dict[int, _Room] = {}
+        self._beside = lru_cache(maxsize=_KEPT_PROMPTS)(lambda tokens: _Extras(decoder.output, tokens))
 
     def draft(
         self,
@@ -69,39 +73,68 @@ class NativeHead:
         step_price: float,
     ) -> Drafts:
         """See `ragspec.decoding.head_drafter.ChainHead`."""
-        rows, threads = len(tokens), torch.get_num_threads()
-        state = torch.stack(tuple(states))
-        ids, flat = integers(tokens), integers([token for one in extras for token in one])
-        starts = integers([0, *accumulate(len(one) for one in extras)])
-        drafted, choices, lengths = (torch.empty(count, dtype=torch.int32) for count in (rows * steps, rows, rows + 1))
-        probabilities, survival, scales, normalizers = (
-            torch.empty(count) for count in (rows * steps, rows, rows, rows)
-        )
-        wide, logits = torch.empty(rows * 2 * self._inner), torch.empty(rows * self._linears[2].outputs)
-        room = torch.empty(rows * max(2 * self._hidden, self._inner), dtype=torch.uint8)
-        chain = abi.Chain(
-            states=state.data_ptr(),
-            ids=ids.data_ptr(),
-            extras=flat.data_ptr(),
-            extra_starts=starts.data_ptr(),
-            drafted=drafted.data_ptr(),
-            probabilities=probabilities.data_ptr(),
-            lengths=lengths.data_ptr(),
-            survival=survival.data_ptr(),
-            bytes=room.data_ptr(),
-            scales=scales.data_ptr(),
-            wide=wide.data_ptr(),
-            logits=logits.data_ptr(),
-            choices=choices.data_ptr(),
-            normalizers=normalizers.data_ptr(),
-            rows=rows,
-            steps=steps,
-            threads=threads,
-            row_price=row_price,
-            step_price=step_price,
-        )
+        rows = len(tokens)
+        room = self._rooms.get(rows)
+        if room is None or room.steps < steps:
+            room = self._rooms[rows] = _Room(rows, steps, self._hidden, self._inner, self._linears[2].outputs)
+        torch.stack(tuple(states), out=room.states)
+        room.ids[:] = integers(tokens)
+        chain = room.chain
+        beside = (abi.Extras * rows)(*[self._beside(one).struct for one in extras])
+        chain.extras = addressof(beside)
+        chain.steps, chain.threads = steps, torch.get_num_threads()
+        chain.row_price, chain.step_price = row_price, step_price
         self._decoder.kernels.ragspec_draft(byref(self._head), byref(chain))
-        *kept, walked = lengths.tolist()
-        found, sure = drafted.tolist(), probabilities.tolist()
+        *kept, walked = room.lengths.tolist()
+        found, sure = room.drafted.tolist(), room.probabilities.tolist()
         parts = [slice(row * steps, row * steps + length) for row, length in enumerate(kept)]
         return Drafts([tuple(found[part]) for part in parts], [tuple(sure[part]) for part in parts], walked)
+
+
+class _Extras:
+    """A prompt's own tokens beside the draft vocabulary: their rows of the output matrix, side by side.
+
+    The packed matrix has a row's numbers 256 bytes apart: to read a hundred rows there took longer than the rest of a step.
+    """
+
+    def __init__(self, output: QuantizedLinear, tokens: tuple[int, ...]) -> None:
+        self._kept = (*output.unpacked(tokens), integers(tokens))
+        self.struct = abi.Extras(*(kept.data_ptr() for kept in self._kept), len(tokens))
+
+
+class _Room:
+    """Memory for the drafts of so many sequences, and the structure that points to it.
+
+    Args:
+        rows: sequences.
+        steps: most tokens of a draft.
+        hidden: width of a state.
+        inner: width of the head's layer.
+        outputs: of the output matrix.
+    """
+
+    def __init__(self, rows: int, steps: int, hidden: int, inner: int, outputs: int) -> None:
+        self.steps = steps
+        self.states = torch.empty(rows, hidden)
+        self.ids, self.lengths, self._choices, self.drafted = (
+            torch.empty(count, dtype=torch.int32) for count in (rows, rows + 1, rows, rows * steps)
+        )
+        self.probabilities, self._survival, self._scales, self._normalizers, self._wide, self._logits = (
+            torch.empty(count) for count in (rows * steps, rows, rows, rows, rows * 2 * inner, rows * outputs)
+        )
+        self._bytes = torch.empty(rows * max(2 * hidden, inner), dtype=torch.uint8)
+        self.chain = abi.Chain(
+            states=self.states.data_ptr(),
+            ids=self.ids.data_ptr(),
+            drafted=self.drafted.data_ptr(),
+            probabilities=self.probabilities.data_ptr(),
+            lengths=self.lengths.data_ptr(),
+            survival=self._survival.data_ptr(),
+            bytes=self._bytes.data_ptr(),
+            scales=self._scales.data_ptr(),
+            wide=self._wide.data_ptr(),
+            logits=self._logits.data_ptr(),
+            choices=self._choices.data_ptr(),
+            normalizers=self._normalizers.data_ptr(),
+            rows=rows,
+        )

@@ -99,13 +99,4 @@ void multiply(const Linear& weight, const uint8_t* x, const float* x_scale, int 
   });
 }
 
-// One output of one row, as `multiply` would sum it before scaling.
-int32_t dot_row(const Linear& weight, int output, const uint8_t* x) {
-  const int8_t* packed = weight.packed + (size_t)(output / (PANEL * BLOCK)) * weight.inputs / 4 * STRIDE + output % (PANEL * BLOCK) * 4;
-  int32_t sum = 0;
-  for (int k = 0; k < weight.inputs; k += 4, packed += STRIDE)
-    for (int i = 0; i < 4; i++) sum += (int32_t)x[k + i] * packed[i];
-  return sum - weight.zero[output];
-}
-
 }  // namespace ragspec

@@ -76,7 +76,6 @@ struct Head {
   Linear gate_up;             // [2 * inner, 2 * hidden]
   Linear down;                // [hidden, inner]
   Linear output;              // [draft vocabulary, rounded up, hidden]: rows of the target's output matrix
-  Linear whole;               // the target's output matrix
   const float *state_norm, *token_norm, *output_norm;  // [hidden]
   const uint16_t* embedding;  // [vocabulary, hidden] in bfloat16
   const int32_t* tokens;      // [draft vocabulary]: the token of each row of `output`
@@ -84,12 +83,21 @@ struct Head {
   float epsilon;
 };
 
+// Rows of the target's output matrix beside the draft vocabulary, for one sequence; they take the same rotated inputs.
+struct Extras {
+  const int8_t* rows;     // [count, hidden]
+  const float* scale;     // [count]
+  const int32_t* zero;    // [count], as in Linear
+  const int32_t* tokens;  // [count]
+  int32_t count;
+};
+
 // Drafts for `rows` sequences, token by token. A draft ends before the token whose survival, the product of the head's own
 // probabilities, falls under `row_price`; all end where what the survivors promise beyond that is less than `step_price`.
 struct Chain {
   float* states;                 // [rows, hidden]: the target's hidden states in, scratch
   int32_t* ids;                  // [rows]: the last token in, scratch
-  const int32_t *extras, *extra_starts;  // [extra_starts[rows]], [rows + 1]: tokens beside the draft vocabulary, of each sequence
+  const Extras* extras;          // [rows]
   int32_t* drafted;              // [rows, steps] out
   float* probabilities;          // [rows, steps] out
   int32_t* lengths;              // [rows + 1] out: tokens of each draft, and at last the steps that were walked
@@ -121,7 +129,6 @@ void embed(const Model& model, const Step& step);
 void summarize(const float* logits, int rows, int stride, int vocabulary, int32_t* choices, float* normalizers, int threads);
 void gate_quantize(const Linear& weight, const float* gate_up, int rows, uint8_t* out, float* scale, int threads);
 void normalize_pair_quantize(const Linear& weight, const Head& head, const Chain& chain);
-int32_t dot_row(const Linear& weight, int output, const uint8_t* x);
 void encode_positions(const Model& model, const Layer& layer, const Step& step, uint16_t* keys, uint16_t* values);
 
 // Tokens of a block of keys, and rows of a tile of queries.

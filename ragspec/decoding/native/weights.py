@@ -64,6 +64,11 @@ class QuantizedLinear:
         """A matrix of some of the rows, the same to the bit, without biases."""
         return QuantizedLinear(self._kernels, self._rounded(rows), self._scale[list(rows)])
 
+    def unpacked(self, rows: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Some of the rows as they lie side by side: q [n, inputs], scale [n], and 128 times the sum of each, [n]."""
+        wanted = list(rows)
+        return self._rounded(rows), self._scale[wanted], self._zero[wanted]
+
     def dequantized(self, rows: Sequence[int]) -> Tensor:
         """Some of the rows in float32 and turned back, [n, inputs]."""
         turned = self._rounded(rows).float() * self._scale[list(rows)][:, None]
@@ -71,9 +76,9 @@ class QuantizedLinear:
 
     def _rounded(self, rows: Sequence[int]) -> Tensor:
         """Some of the rows as they were packed, [n, inputs]; see `ragspec_pack`."""
-        wanted = torch.tensor(rows)
+        wanted = torch.tensor(rows, dtype=torch.long)
         panels = self._packed.view(-1, self.struct.inputs // 4, PANEL, 4)
-        return panels[wanted // PANEL, :, wanted % PANEL].reshape(len(rows), -1).contiguous()
+        return panels[wanted // PANEL, :, wanted % PANEL].reshape(len(rows), self.struct.inputs).contiguous()
 
 
 def parts(inputs: int) -> tuple[int, int]:
