@@ -126,6 +126,8 @@ def test_an_interactive_question_overtakes_the_bulk_that_waits() -> None:
             made.ask(idx, f"question {idx}")
         wait_until(lambda: made.pipeline.progress().running > 0)
         made.ask(99, "now!", connection=2, queue="interactive")
+        # Prepared, all of them: else the engine may be through with the bulk before this one has its passages.
+        wait_until(lambda: len(made.pipeline._prepared) + len(engine.added) == 51)
         opened.set()
         wait_until(lambda: len(made.answers) == 51)
 
