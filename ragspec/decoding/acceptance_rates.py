@@ -67,8 +67,8 @@ class AcceptanceRates:
         self._fortunes: dict[str, _Fortune] = {}
         self._steps = 0
 
-    def survival(self, request_id: str, draft: Draft) -> list[float]:
-        """The probability of each draft token that it and all before it are accepted: falling, [k]."""
+    def survival(self, request_id: str, draft: Draft, least: float = 0.0) -> list[float]:
+        """The probability of each draft token that it and all before it are accepted: falling, [k], or as far as `least`."""
         factor = self._fortunes[request_id].factor
         surviving = 1.0
         out = []
@@ -76,6 +76,8 @@ class AcceptanceRates:
             kind = self._kinds.get(evidence)
             odds = evidence.prior if kind is None else kind.rate
             surviving *= odds * factor / (1.0 - odds + odds * factor)
+            if surviving < least:
+                break
             out.append(surviving)
         return out
 

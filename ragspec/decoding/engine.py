@@ -220,7 +220,10 @@ class Engine:
             self._width.record(turn.sequence.request.id, turn.draft, verdict.accepted)
             standing = list(zip(turn.draft.tokens, turn.draft.sources, strict=True))[: verdict.accepted]
             emitted.append((turn, [*standing, (verdict.following, Source.TARGET)]))
-        logprobs = _logprobs(output, emitted)
+        places = [
+            (turn.first_row + place, token) for turn, tokens in emitted for place, (token, _) in enumerate(tokens)
+        ]
+        logprobs = dict(zip(places, output.logprobs(places), strict=True))
         for turn, tokens in emitted:
             self._take(turn, tokens, logprobs, output.hidden)
 
@@ -285,15 +288,3 @@ class Engine:
         sampling = sequence.request.sampling
         text = answer_text(self.target.tokenizer, sequence.tokens, sampling.stop, sampling.min_tokens)
         return sequence.complete(text)
-
-
-def _logprobs(
-    output: StepOutput, emitted: list[tuple[_Turn, list[tuple[int, Source]]]]
-) -> dict[tuple[int, int], float]:
-    """Log-probability of each emitted token under the target's unmodified softmax, by (row, token)."""
-    places = [(turn.first_row + place, token) for turn, tokens in emitted for place, (token, _) in enumerate(tokens)]
-    if not places:
-        return {}
-    rows, tokens = torch.tensor(places, device=output.logits.device).T
-    values = output.logits[rows, tokens].float() - output.normalizers[rows]
-    return dict(zip(places, values.tolist(), strict=True))

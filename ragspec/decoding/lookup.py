@@ -35,9 +35,9 @@ class OwnTextDrafter:
         self._texts[request.id] = _OwnText(request)
 
     def observe(self, request_id: str, tokens: Sequence[int], hidden: Tensor | None) -> None:
-        """Index what was emitted."""
+        """Note what was emitted: it is indexed when a draft is asked for, since drafters rest where drafts do not pay."""
         del hidden
-        self._texts[request_id].index.extend(tokens)
+        self._texts[request_id].unread.extend(tokens)
 
     def propose(self, limits: Mapping[str, int]) -> Mapping[str, Draft]:
         """Copy what most often followed the longest match of each text's ending."""
@@ -54,11 +54,15 @@ class _OwnText:
     def __init__(self, request: Request) -> None:
         self.index = MatchIndex()
         self.index.extend(request.prompt)
+        self.unread: list[int] = []
         self._sources = [Source.PROMPT] * len(request.prompt)
         for start, end in request.passage_spans:
             self._sources[start:end] = [Source.PASSAGE] * (end - start)
 
     def draft(self, limit: int) -> Draft:
+        if self.unread:
+            self.index.extend(self.unread)
+            self.unread.clear()
         match = self.index.find(self.index.tokens)
         if match is None:
             return Draft()

@@ -121,10 +121,22 @@ class MatchIndex:
 
     def find(self, ending: Sequence[int]) -> Match | None:
         """The longest occurrences of `ending` that something follows, among the newest that share its last tokens."""
-        for order, chain in self._chains.items():
-            if len(ending) >= order and (match := self._longest(chain, _key(ending, order), ending)):
+        for order in ORDERS[:-1]:
+            if len(ending) >= order and (match := self._longest(self._chains[order], _key(ending, order), ending)):
                 return match
-        return None
+        return self._single(ending[-1]) if ending else None
+
+    def _single(self, token: int) -> Match | None:
+        """The newest occurrences of a token, none of which is of a longer ending: nothing is left to compare."""
+        chain, places = self._chains[1], []
+        place = chain.newest.get(token, -1)
+        for _ in range(CANDIDATES):
+            if place < self._oldest:
+                break
+            if self._tokens[place - self._base] >= 0:
+                places.append(place)
+            place = chain.before[place - self._base]
+        return Match(1, tuple(places)) if places else None
 
     def _longest(self, chain: _Chain, key: int, ending: Sequence[int]) -> Match | None:
         longest, places = 0, []

@@ -29,6 +29,22 @@ class StepOutput:
     normalizers: Tensor
     hidden: Tensor | None = None
 
+    def logprobs(self, places: Sequence[tuple[int, int]]) -> list[float]:
+        """Log-probabilities under the target's unmodified softmax.
+
+        Args:
+            places: row and token of each.
+        """
+        if not places:
+            return []
+        if self.logits.device.type == "cpu" and self.logits.dtype is torch.float32:
+            # Number by number: there are a few dozen, and a torch operator takes longer to start than these to read.
+            logits, normalizers = self.logits.numpy(), self.normalizers.numpy()
+            return [logits.item(row, token) - normalizers.item(row) for row, token in places]
+        rows, tokens = torch.tensor(places, device=self.logits.device).T
+        found: list[float] = (self.logits[rows, tokens].float() - self.normalizers[rows]).tolist()
+        return found
+
 
 class Cache(Protocol):
     """Keys and values of many sequences, one slot each; how long a slot is, its owner knows."""

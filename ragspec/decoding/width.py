@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from ragspec.decoding.acceptance_rates import AcceptanceRates
 from ragspec.decoding.draft import FREE_STAKES, Draft, Stakes
@@ -29,6 +29,9 @@ LEAST_GAIN = 1.01
 #: Drafters that cost time are not asked where another draft's first token is as likely as this: what they would add there is
 #: less than they take. Of 0.75, 0.5, 0.35 and 0.25 the last was fastest on rag, qa and summarization alike (docs/heads.md).
 SURE = 0.25
+#: A token pays where it survives with a probability of at least a row's seconds over a token's. What has not even a third of
+#: that as the last step had it is not looked at further.
+LEAST_SHARE = 3.0
 #: What is left of the running means of a draft's gain and price after another step.
 _FADING = 0.8
 #: Most steps in a row for which the drafters are not asked.
@@ -61,11 +64,11 @@ def choose_widths(survivals: Mapping[str, Sequence[float]], load: StepLoad, cost
         load: the step without drafts.
         cost: what steps take.
     """
-    ranked = sorted(((value, request_id) for request_id, values in survivals.items() for value in values), reverse=True)
+    ranked = sorted(chain.from_iterable(survivals.values()), reverse=True)
     most = len(ranked) + load.sequences
     alone = cost.curve(load.without_prompts, most)
     seconds = cost.curve(load, most) if load.prompt_rows else alone
-    emitted = list(accumulate((value for value, _ in ranked), initial=float(load.sequences)))
+    emitted = list(accumulate(ranked, initial=float(load.sequences)))
     # Plain numbers: there are few of them, and arrays take longer to make than these to add.
     worth = min(spent / tokens for spent, tokens in zip(alone, emitted, strict=False))
     gains = [
@@ -75,11 +78,27 @@ def choose_widths(survivals: Mapping[str, Sequence[float]], load: StepLoad, cost
     width = gains.index(gain)
     if gain < (LEAST_GAIN - 1.0) * emitted[0] * worth:
         width = 0
-    widths: dict[str, int] = {}
-    for _, request_id in ranked[:width]:
-        widths[request_id] = widths.get(request_id, 0) + 1
     row = (seconds[width + load.sequences] - seconds[width]) / load.sequences
-    return Choice(widths, gains[width], Stakes(worth, row))
+    return Choice(_taken(survivals, ranked, width), gains[width], Stakes(worth, row))
+
+
+def _taken(survivals: Mapping[str, Sequence[float]], ranked: Sequence[float], width: int) -> dict[str, int]:
+    """How many of each request's are among the `width` likeliest; of equals the earlier request's."""
+    if not width:
+        return {}
+    least = ranked[width - 1]
+    equals = width - ranked.index(least)
+    widths = {}
+    for request_id, values in survivals.items():
+        count = 0
+        for value in values:
+            if value < least or (value == least and not equals):
+                break
+            equals -= value == least
+            count += 1
+        if count:
+            widths[request_id] = count
+    return widths
 
 
 #: Drafts by request, each with its tokens' survival probabilities.
@@ -104,6 +123,7 @@ class WidthController:
         self._thrift = _Thrift()
         self._costly_thrift = _Thrift()
         self._costly_from = 0  # sequences when costly drafters were last asked
+        self._least = 0.0  # tokens that survive with less are not rated: they do not pay by far
 
     def draft(self, limits: Mapping[str, int], load: StepLoad) -> dict[str, Draft]:
         """The drafts to verify in a step; where nobody measured what steps take, the likeliest of each sequence, whole.
@@ -138,7 +158,7 @@ class WidthController:
             self._costly_from = load.sequences
             began = self._clock()
             choice = choice or self._choose(best, load)
-            unsure = {i: limit for i, limit in limits.items() if i not in best or best[i][1][0] < SURE}
+            unsure = {i: limit for i, limit in limits.items() if i not in best or sum(best[i][1][:1]) < SURE}
             if unsure:
                 best = self._weighed_together(best, self._panel.propose_costly(unsure, choice.stakes))
                 without, choice = choice, self._choose(best, load)
@@ -148,7 +168,13 @@ class WidthController:
         return {request_id: best[request_id][0].cut(width) for request_id, width in choice.widths.items()}
 
     def _choose(self, best: _Rated, load: StepLoad) -> Choice:
-        return choose_widths({i: survival for i, (_, survival) in best.items()}, load, self._cost)
+        choice = choose_widths({i: survival for i, (_, survival) in best.items()}, load, self._cost)
+        stakes = choice.stakes
+        self._least = stakes.row_seconds / stakes.token_seconds / LEAST_SHARE if stakes.token_seconds else 0.0
+        return choice
+
+    def _rated(self, request_id: str, draft: Draft) -> tuple[Draft, list[float]]:
+        return draft, self._rates.survival(request_id, draft, self._least)
 
     def _weighed_together(self, best: _Rated, proposed: Mapping[str, Sequence[Draft]]) -> _Rated:
         """The same where drafts come of sources that know nothing of each other."""
@@ -157,7 +183,7 @@ class WidthController:
             offers: list[Draft] = []
             for drafted in drafts:
                 offers += weigh_together(best[request_id][0], drafted) if request_id in best else (drafted,)
-            rated = [(draft, self._rates.survival(request_id, draft)) for draft in offers]
+            rated = [self._rated(request_id, draft) for draft in offers]
             chosen[request_id] = max(rated, key=lambda pair: sum(pair[1]))
         return chosen
 
@@ -165,7 +191,7 @@ class WidthController:
         """Of each request's drafts the one that promises most, and its tokens' survival probabilities."""
         chosen = dict(best)
         for request_id, drafts in proposed.items():
-            rated = [(draft, self._rates.survival(request_id, draft)) for draft in drafts]
+            rated = [self._rated(request_id, draft) for draft in drafts]
             if request_id in best:
                 rated.insert(0, best[request_id])
             chosen[request_id] = max(rated, key=lambda pair: sum(pair[1])) if len(rated) > 1 else rated[0]
