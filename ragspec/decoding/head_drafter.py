@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 from torch import Tensor
 
@@ -20,6 +20,36 @@ LONGEST_DRAFT = 6
 _GOES_ON = 0.5
 #: What is left of the running mean of a chain step's seconds after another chain.
 _FADING = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Where a sequence stands, for a head that is to go on from there.
+
+    Attributes:
+        state: the target's final hidden state that gave the last token, [hidden].
+        token: that last token.
+        extras: what `ChainHead.extras` gave for the sequence.
+    """
+
+    state: Tensor
+    token: int
+    extras: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far a chain goes.
+
+    Attributes:
+        steps: most tokens of a draft.
+        row_price: a draft ends before the token that survives with less than this probability.
+        step_price: all drafts end where the sum of what the survivors promise beyond `row_price` is less than this.
+    """
+
+    steps: int
+    row_price: float = 0.0
+    step_price: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,40 +73,23 @@ class ChainHead(Protocol):
     `ragspec.decoding.native.head` runs the recurrent one in 8 bits, `ragspec.heads.chain` any of them in torch.
     """
 
-    @property
-    def draft_tokens(self) -> frozenset[int]:
-        """The draft vocabulary."""
+    def extras(self, tokens: Iterable[int]) -> Any:
+        """What lets a sequence draft these tokens too, where the draft vocabulary lacks them; for `Ending.extras`."""
         ...
 
-    def draft(
-        self,
-        states: Sequence[Tensor],
-        tokens: Sequence[int],
-        extras: Sequence[tuple[int, ...]],
-        steps: int,
-        row_price: float,
-        step_price: float,
-    ) -> Drafts:
-        """Draft for several sequences, each token the likeliest one.
-
-        Args:
-            states: the target's final hidden state that gave the last token of each, [hidden].
-            tokens: that last token of each.
-            extras: tokens that may be drafted beside the draft vocabulary, for each.
-            steps: most tokens of a draft.
-            row_price: a draft ends before the token that survives with less than this probability.
-            step_price: all drafts end where the sum of what the survivors promise beyond `row_price` is less than this.
-        """
+    def draft(self, endings: Sequence[Ending], reach: Reach) -> Drafts:
+        """Draft for several sequences at once, each token the likeliest one."""
         ...
 
 
 @dataclass(slots=True)
-class _Ending:
-    """Where a sequence stands."""
+class _Following:
+    """What is known of a sequence; its extras are made when it is first drafted for."""
 
-    extras: tuple[int, ...]
+    prompt: tuple[int, ...]
     state: Tensor | None = None
     token: int = 0
+    extras: Any = None
 
 
 class HeadDrafter:
@@ -104,57 +117,57 @@ class HeadDrafter:
         self._head = head
         self._longest = min(longest, LONGEST_DRAFT)
         self._clock = clock
-        self._endings: dict[str, _Ending] = {}
+        self._known: dict[str, _Following] = {}
         #: Seconds of a chain step by the number of sequences in it, rounded up to a power of two.
         self._step_seconds: dict[int, float] = {}
 
     def begin(self, request: Request) -> None:
-        """Note the prompt's own tokens: they may be drafted whatever the draft vocabulary holds."""
-        self._endings[request.id] = _Ending(tuple(sorted(set(request.prompt) - self._head.draft_tokens)))
+        """Note the prompt: its own tokens may be drafted whatever the draft vocabulary holds."""
+        self._known[request.id] = _Following(tuple(request.prompt))
 
     def observe(self, request_id: str, tokens: Sequence[int], hidden: Tensor | None) -> None:
         """Keep the state behind the last token."""
         if hidden is None:
             msg = "the target gave no hidden states"
             raise ValueError(msg)
-        ending = self._endings[request_id]
-        ending.state, ending.token = hidden[-1], tokens[-1]
+        known = self._known[request_id]
+        known.state, known.token = hidden[-1], tokens[-1]
 
     def propose(self, limits: Mapping[str, int], stakes: Stakes = FREE_STAKES) -> Mapping[str, Draft]:
         """Walk ahead for all of them together."""
-        known = [
-            (request_id, limit, ending, ending.state)
-            for request_id, limit in limits.items()
-            if limit > 0 and (ending := self._endings[request_id]).state is not None
-        ]
-        if not known:
+        asked = {i: limit for i, limit in limits.items() if limit > 0 and self._known[i].state is not None}
+        if not asked:
             return {}
-        group = (len(known) - 1).bit_length()
+        group = (len(asked) - 1).bit_length()
         worth = stakes.token_seconds
         began = self._clock()
-        drafts = self._head.draft(
-            [state for _, _, _, state in known if state is not None],
-            [ending.token for _, _, ending, _ in known],
-            [ending.extras for _, _, ending, _ in known],
-            min(self._longest, max(limit for _, limit, _, _ in known)),
+        reach = Reach(
+            min(self._longest, max(asked.values())),
             stakes.row_seconds / worth if worth else 0.0,
             self._step_seconds.get(group, 0.0) / worth / _GOES_ON if worth else 0.0,
         )
+        drafts = self._head.draft([self._ending(request_id) for request_id in asked], reach)
         self._learn(group, (self._clock() - began) / drafts.walked)
         return {
             request_id: Draft(tokens, (Source.HEAD,) * len(tokens), None, _evidence(sure)).cut(limit)
-            for (request_id, limit, _, _), tokens, sure in zip(known, drafts.tokens, drafts.probabilities, strict=True)
+            for (request_id, limit), tokens, sure in zip(
+                asked.items(), drafts.tokens, drafts.probabilities, strict=True
+            )
         }
 
     def end(self, request_id: str) -> None:
         """Forget where it stood."""
-        self._endings.pop(request_id, None)
+        self._known.pop(request_id, None)
+
+    def _ending(self, request_id: str) -> Ending:
+        known = self._known[request_id]
+        if known.extras is None:
+            known.extras = self._head.extras(known.prompt)
+        return Ending(cast("Tensor", known.state), known.token, known.extras)
 
     def _learn(self, group: int, seconds: float) -> None:
         known = self._step_seconds.get(group, seconds)
-        self._step_seconds[group] = (
-            min(seconds, known) if seconds < known else known + (1 - _FADING) * (seconds - known)
-        )
+        self._step_seconds[group] = min(seconds, known + (1 - _FADING) * (seconds - known))
 
 
 #: Where a head's confidence passes from one kind of evidence to the next, and the kinds' priors: a trained head is about as

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ragspec.decoding.head_drafter import Drafts
+from ragspec.decoding.head_drafter import Drafts, Ending, Reach
 from ragspec.decoding.target import Target
 from ragspec.heads.architecture import Head
 
-#: Prompts whose extra rows are kept.
-_KEPT_PROMPTS = 128
+
+@dataclass(frozen=True, slots=True)
+class _Extras:
+    """Tokens beside the draft vocabulary and their output rows, [n, hidden]."""
+
+    tokens: list[int]
+    rows: Tensor
 
 
 class TorchChain:
@@ -34,26 +39,22 @@ class TorchChain:
         self._tokens = torch.tensor(head.shape.draft_tokens, device=target.device)
         self._output = target.output_rows(head.shape.draft_tokens).to(self._dtype)
         self.draft_tokens = frozenset(head.shape.draft_tokens)
-        #: Output rows of each prompt's extras, [n, hidden]: a prompt's are asked for in every step of its answer.
-        self._rows = lru_cache(maxsize=_KEPT_PROMPTS)(self._extra_rows)
 
-    def draft(
-        self,
-        states: Sequence[Tensor],
-        tokens: Sequence[int],
-        extras: Sequence[tuple[int, ...]],
-        steps: int,
-        row_price: float,
-        step_price: float,
-    ) -> Drafts:
+    def extras(self, tokens: Iterable[int]) -> _Extras:
+        """Those outside the draft vocabulary, with their output rows."""
+        outside = sorted(set(tokens) - self.draft_tokens)
+        return _Extras(outside, self._target.output_rows(outside).to(self._dtype))
+
+    def draft(self, endings: Sequence[Ending], reach: Reach) -> Drafts:
         """See `ragspec.decoding.head_drafter.ChainHead`."""
-        state = torch.stack(tuple(states)).to(self._dtype)
-        last = list(tokens)
-        survival = [1.0] * len(tokens)
-        found: list[list[int]] = [[] for _ in tokens]
-        certain: list[list[float]] = [[] for _ in tokens]
+        state = torch.stack([ending.state for ending in endings]).to(self._dtype)
+        last = [ending.token for ending in endings]
+        extras: list[_Extras | None] = [ending.extras for ending in endings]
+        survival = [1.0] * len(last)
+        found: list[list[int]] = [[] for _ in last]
+        certain: list[list[float]] = [[] for _ in last]
         walked = 0
-        while walked < steps:
+        while walked < reach.steps:
             state = self._head.advance(state, self._target.embedding_rows(last).to(self._dtype), walked)
             chosen, sure = self._choose(self._head.features(state, walked), extras)
             last = chosen.tolist()
@@ -62,28 +63,25 @@ class TorchChain:
                 if len(found[row]) < walked:
                     continue
                 survival[row] *= probability
-                if survival[row] >= row_price:
+                if survival[row] >= reach.row_price:
                     found[row].append(token)
                     certain[row].append(probability)
-                    promise += survival[row] - row_price
+                    promise += survival[row] - reach.row_price
             walked += 1
-            if not (promise > 0 and promise >= step_price):
+            if not (promise > 0 and promise >= reach.step_price):
                 break
         return Drafts([tuple(row) for row in found], [tuple(row) for row in certain], walked)
 
-    def _choose(self, features: Tensor, extras: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
+    def _choose(self, features: Tensor, extras: Sequence[_Extras | None]) -> tuple[Tensor, Tensor]:
         """The likeliest token of each row and its probability, [rows] each."""
         scores = (features @ self._output.T).float()
         best = scores.max(-1)
         tokens, top, total = self._tokens[best.indices], best.values, scores.logsumexp(-1)
         for row, own in enumerate(extras):
-            if own:
-                beside = (self._rows(own) @ features[row]).float()
+            if own is not None and own.tokens:
+                beside = (own.rows @ features[row]).float()
                 total[row] = torch.logaddexp(total[row], beside.logsumexp(-1))
                 highest = int(beside.argmax())
                 if beside[highest] > top[row]:
-                    tokens[row], top[row] = own[highest], beside[highest]
+                    tokens[row], top[row] = own.tokens[highest], beside[highest]
         return tokens, (top - total).exp()
-
-    def _extra_rows(self, tokens: tuple[int, ...]) -> Tensor:
-        return self._target.output_rows(tokens).to(self._dtype)

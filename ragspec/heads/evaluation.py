@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-
-from torch import Tensor
+from typing import Any
 
 from ragspec.decoding.acceptance import Source
 from ragspec.decoding.draft import Drafter
 from ragspec.decoding.engine import Engine
-from ragspec.decoding.head_drafter import ChainHead, Drafts, HeadDrafter
+from ragspec.decoding.head_drafter import ChainHead, Drafts, Ending, HeadDrafter, Reach
 from ragspec.decoding.lookup import JobDrafter, OwnTextDrafter
 from ragspec.decoding.request import Completion, Request
 from ragspec.decoding.step_cost import StepProfile
@@ -26,23 +25,14 @@ class TimedChain:
         self.steps = 0
         self.seconds = 0.0
 
-    @property
-    def draft_tokens(self) -> frozenset[int]:
-        """As the chain says."""
-        return self._chain.draft_tokens
+    def extras(self, tokens: Iterable[int]) -> Any:
+        """As the chain makes them."""
+        return self._chain.extras(tokens)
 
-    def draft(
-        self,
-        states: Sequence[Tensor],
-        tokens: Sequence[int],
-        extras: Sequence[tuple[int, ...]],
-        steps: int,
-        row_price: float,
-        step_price: float,
-    ) -> Drafts:
+    def draft(self, endings: Sequence[Ending], reach: Reach) -> Drafts:
         """As the chain drafts."""
         began = time.perf_counter()
-        drafts = self._chain.draft(states, tokens, extras, steps, row_price, step_price)
+        drafts = self._chain.draft(endings, reach)
         self.seconds += time.perf_counter() - began
         self.steps += drafts.walked
         return drafts

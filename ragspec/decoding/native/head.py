@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from ctypes import addressof, byref
-from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ragspec.decoding.head_drafter import Drafts
+from ragspec.decoding.head_drafter import Drafts, Ending, Reach
 from ragspec.decoding.native import abi
 from ragspec.decoding.native.decoder import Decoder, integers
 from ragspec.decoding.native.weights import QuantizedLinear
-
-#: Prompts whose extra rows are kept: more than run at once.
-_KEPT_PROMPTS = 256
 
 
 class NativeHead:
@@ -61,29 +58,28 @@ class NativeHead:
         )
         self.draft_tokens = frozenset(draft_tokens)
         self._rooms: dict[int, _Room] = {}
-        self._beside = lru_cache(maxsize=_KEPT_PROMPTS)(lambda tokens: _Extras(decoder.output, tokens))
+        self._nothing = _Extras(decoder.output, ())
 
-    def draft(
-        self,
-        states: Sequence[Tensor],
-        tokens: Sequence[int],
-        extras: Sequence[tuple[int, ...]],
-        steps: int,
-        row_price: float,
-        step_price: float,
-    ) -> Drafts:
+    def extras(self, tokens: Iterable[int]) -> _Extras:
+        """Those outside the draft vocabulary, with their rows of the output matrix."""
+        return _Extras(self._decoder.output, sorted(set(tokens) - self.draft_tokens))
+
+    def draft(self, endings: Sequence[Ending], reach: Reach) -> Drafts:
         """See `ragspec.decoding.head_drafter.ChainHead`."""
-        rows = len(tokens)
+        rows, steps = len(endings), reach.steps
         room = self._rooms.get(rows)
         if room is None or room.steps < steps:
             room = self._rooms[rows] = _Room(rows, steps, self._hidden, self._inner, self._linears[2].outputs)
-        torch.stack(tuple(states), out=room.states)
-        room.ids[:] = integers(tokens)
+        # Plain arrays, row by row: a torch operator takes longer to start than these few numbers to move.
+        beside = (abi.Extras * rows)()
+        for row, ending in enumerate(endings):
+            room.states[row] = ending.state.numpy()
+            beside[row] = (ending.extras or self._nothing).struct
+        room.ids[:] = [ending.token for ending in endings]
         chain = room.chain
-        beside = (abi.Extras * rows)(*[self._beside(one).struct for one in extras])
         chain.extras = addressof(beside)
         chain.steps, chain.threads = steps, torch.get_num_threads()
-        chain.row_price, chain.step_price = row_price, step_price
+        chain.row_price, chain.step_price = reach.row_price, reach.step_price
         self._decoder.kernels.ragspec_draft(byref(self._head), byref(chain))
         *kept, walked = room.lengths.tolist()
         found, sure = room.drafted.tolist(), room.probabilities.tolist()
@@ -97,7 +93,7 @@ class _Extras:
     The packed matrix has a row's numbers 256 bytes apart: to read a hundred rows there took longer than the rest of a step.
     """
 
-    def __init__(self, output: QuantizedLinear, tokens: tuple[int, ...]) -> None:
+    def __init__(self, output: QuantizedLinear, tokens: Sequence[int]) -> None:
         self._kept = (*output.unpacked(tokens), integers(tokens))
         self.struct = abi.Extras(*(kept.data_ptr() for kept in self._kept), len(tokens))
 
@@ -115,26 +111,26 @@ class _Room:
 
     def __init__(self, rows: int, steps: int, hidden: int, inner: int, outputs: int) -> None:
         self.steps = steps
-        self.states = torch.empty(rows, hidden)
+        self.states = np.empty((rows, hidden), np.float32)
         self.ids, self.lengths, self._choices, self.drafted = (
-            torch.empty(count, dtype=torch.int32) for count in (rows, rows + 1, rows, rows * steps)
+            np.empty(count, np.int32) for count in (rows, rows + 1, rows, rows * steps)
         )
         self.probabilities, self._survival, self._scales, self._normalizers, self._wide, self._logits = (
-            torch.empty(count) for count in (rows * steps, rows, rows, rows, rows * 2 * inner, rows * outputs)
+            np.empty(count, np.float32) for count in (rows * steps, rows, rows, rows, rows * 2 * inner, rows * outputs)
         )
-        self._bytes = torch.empty(rows * max(2 * hidden, inner), dtype=torch.uint8)
+        self._bytes = np.empty(rows * max(2 * hidden, inner), np.uint8)
         self.chain = abi.Chain(
-            states=self.states.data_ptr(),
-            ids=self.ids.data_ptr(),
-            drafted=self.drafted.data_ptr(),
-            probabilities=self.probabilities.data_ptr(),
-            lengths=self.lengths.data_ptr(),
-            survival=self._survival.data_ptr(),
-            bytes=self._bytes.data_ptr(),
-            scales=self._scales.data_ptr(),
-            wide=self._wide.data_ptr(),
-            logits=self._logits.data_ptr(),
-            choices=self._choices.data_ptr(),
-            normalizers=self._normalizers.data_ptr(),
+            states=self.states.ctypes.data,
+            ids=self.ids.ctypes.data,
+            drafted=self.drafted.ctypes.data,
+            probabilities=self.probabilities.ctypes.data,
+            lengths=self.lengths.ctypes.data,
+            survival=self._survival.ctypes.data,
+            bytes=self._bytes.ctypes.data,
+            scales=self._scales.ctypes.data,
+            wide=self._wide.ctypes.data,
+            logits=self._logits.ctypes.data,
+            choices=self._choices.ctypes.data,
+            normalizers=self._normalizers.ctypes.data,
             rows=rows,
         )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from ragspec.decoding.head_drafter import ChainHead, Drafts
+from ragspec.decoding.head_drafter import ChainHead, Drafts, Ending, Reach
 from ragspec.decoding.target import Target
 from ragspec.heads.architecture import Head, HeadShape, make_head
 from ragspec.heads.loading import make_chain
@@ -46,25 +46,17 @@ class KnowingChain:
             for token, following in pairwise(text):
                 self._follow.setdefault(token, []).append(following)
 
-    draft_tokens: frozenset[int] = frozenset()
+    def extras(self, tokens: Iterable[int]) -> None:
+        del tokens
 
-    def draft(
-        self,
-        states: Sequence[Tensor],
-        tokens: Sequence[int],
-        extras: Sequence[tuple[int, ...]],
-        steps: int,
-        row_price: float,
-        step_price: float,
-    ) -> Drafts:
-        del row_price, step_price
+    def draft(self, endings: Sequence[Ending], reach: Reach) -> Drafts:
         drafts = []
-        for _, last, _ in zip(states, tokens, extras, strict=True):
+        for ending in endings:
             found: list[int] = []
-            while len(found) < steps and (ways := self._follow.get(found[-1] if found else last)):
+            while len(found) < reach.steps and (ways := self._follow.get(found[-1] if found else ending.token)):
                 found.append(self._random.choice(ways))
             drafts.append(tuple(found))
-        return Drafts(drafts, [tuple(self._random.random() for _ in found) for found in drafts], max(1, steps))
+        return Drafts(drafts, [tuple(self._random.random() for _ in found) for found in drafts], max(1, reach.steps))
 
 
 class RaisingChain:
@@ -74,20 +66,11 @@ class RaisingChain:
         self._chain = chain
         self._random = random.Random(seed)
 
-    @property
-    def draft_tokens(self) -> frozenset[int]:
-        return self._chain.draft_tokens
+    def extras(self, tokens: Iterable[int]) -> Any:
+        return self._chain.extras(tokens)
 
-    def draft(
-        self,
-        states: Sequence[Tensor],
-        tokens: Sequence[int],
-        extras: Sequence[tuple[int, ...]],
-        steps: int,
-        row_price: float,
-        step_price: float,
-    ) -> Drafts:
+    def draft(self, endings: Sequence[Ending], reach: Reach) -> Drafts:
         if self._random.random() < 0.1:
             msg = "the head broke"
             raise RuntimeError(msg)
-        return self._chain.draft(states, tokens, extras, steps, row_price, step_price)
+        return self._chain.draft(endings, reach)

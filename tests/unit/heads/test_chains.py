@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from ragspec.decoding.head_drafter import ChainHead, Drafts, HeadDrafter
+from ragspec.decoding.head_drafter import ChainHead, Drafts, Ending, HeadDrafter, Reach
 from ragspec.decoding.native.head import NativeHead
 from ragspec.decoding.request import Request
 from ragspec.decoding.target import Target
@@ -26,8 +26,10 @@ def states(target: Target, count: int) -> list[torch.Tensor]:
     return [torch.randn(target.hidden_size, generator=generator) for _ in range(count)]
 
 
-def extras(chain: ChainHead, tokens: Iterable[int]) -> tuple[int, ...]:
-    return tuple(sorted(set(tokens) - chain.draft_tokens))
+def endings(target: Target, chain: ChainHead, count: int, own: Sequence[Iterable[int]] = ((),)) -> list[Ending]:
+    """So many endings behind the tokens 0, 1, ..., with tokens of their own in turn."""
+    extras = [chain.extras(tokens) for tokens in own]
+    return [Ending(state, row, extras[row % len(own)]) for row, state in enumerate(states(target, count))]
 
 
 def drafts_of(drafts: Drafts) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
@@ -51,16 +53,11 @@ def test_the_kernels_draft_what_torch_drafts(kernels: Path) -> None:
     native, reference = make_chain(head, target), TorchChain(head, target)
     assert isinstance(native, NativeHead)
     count = 64
-    given = (
-        states(target, count),
-        list(range(count)),
-        [extras(native, range(i)) for i in range(count)],
-        STEPS,
-        0.0,
-        0.0,
-    )
+    own = [range(i) for i in range(count)]
 
-    ours, theirs = drafts_of(native.draft(*given)), drafts_of(reference.draft(*given))
+    ours, theirs = (
+        drafts_of(chain.draft(endings(target, chain, count, own), Reach(STEPS))) for chain in (native, reference)
+    )
 
     same = [(a, b) for a, b in zip(ours, theirs, strict=True) if a[0] == b[0]]
     assert len(same) > 0.8 * count
@@ -74,10 +71,9 @@ def test_a_token_beside_the_vocabulary_is_scored_as_one_inside(kernels: Path) ->
     whole = make_chain(random_head(target, "recurrent", every=1), target)
     few = make_chain(random_head(target, "recurrent", every=200), target)
     count = 64
-    given = (states(target, count), list(range(count)))
 
-    inside = whole.draft(*given, [()] * count, 1, 0.0, 0.0)
-    beside = few.draft(*given, [extras(few, range(target.vocabulary))] * count, 1, 0.0, 0.0)
+    inside = whole.draft(endings(target, whole, count), Reach(1))
+    beside = few.draft(endings(target, few, count, [range(target.vocabulary)]), Reach(1))
 
     assert list(inside.tokens) == list(beside.tokens)
     assert len({tokens[0] // 64 for tokens in inside.tokens}) > 2
@@ -86,29 +82,26 @@ def test_a_token_beside_the_vocabulary_is_scored_as_one_inside(kernels: Path) ->
 
 
 def test_a_row_does_not_depend_on_its_neighbours(chain: ChainHead, target: Target) -> None:
-    given = states(target, 7)
-    together = drafts_of(chain.draft(given, list(range(7)), [extras(chain, (1, 3, 5))] * 7, STEPS, 0.0, 0.0))
+    given = endings(target, chain, 7, [(1, 3, 5)])
+    together = drafts_of(chain.draft(given, Reach(STEPS)))
 
-    for row, state in enumerate(given):
-        (alone,) = drafts_of(chain.draft([state], [row], [extras(chain, (1, 3, 5))], STEPS, 0.0, 0.0))
+    for row, ending in enumerate(given):
+        (alone,) = drafts_of(chain.draft([ending], Reach(STEPS)))
         assert alone[0] == together[row][0]
         assert alone[1] == pytest.approx(together[row][1], rel=1e-4)
 
 
 def test_only_the_draft_vocabulary_and_the_sequences_own_tokens_are_drafted(chain: ChainHead, target: Target) -> None:
     """Every second token is in the vocabulary; the first sequence has all others beside it, the second none."""
-    others = extras(chain, range(target.vocabulary))
-    assert others == tuple(range(1, target.vocabulary, 2))
-    count = 40
-    drafts = chain.draft(states(target, count), [0] * count, [others, ()] * (count // 2), STEPS, 0.0, 0.0).tokens
+    drafts = chain.draft(endings(target, chain, 40, [range(target.vocabulary), ()]), Reach(STEPS)).tokens
 
     assert any(token % 2 for tokens in drafts[::2] for token in tokens)
     assert not any(token % 2 for tokens in drafts[1::2] for token in tokens)
 
 
 def test_a_draft_ends_before_a_token_that_is_not_worth_its_row(chain: ChainHead, target: Target) -> None:
-    given = (states(target, 20), [0] * 20, [()] * 20, STEPS)
-    whole, cut = drafts_of(chain.draft(*given, 0.0, 0.0)), drafts_of(chain.draft(*given, 0.02, 0.0))
+    given = endings(target, chain, 20)
+    whole, cut = (drafts_of(chain.draft(given, Reach(STEPS, row_price))) for row_price in (0.0, 0.02))
 
     for (tokens, sure), (kept, _) in zip(whole, cut, strict=True):
         survival = [math.prod(sure[: i + 1]) for i in range(len(sure))]
@@ -117,21 +110,21 @@ def test_a_draft_ends_before_a_token_that_is_not_worth_its_row(chain: ChainHead,
 
 
 def test_all_drafts_end_where_another_step_is_not_worth_it(chain: ChainHead, target: Target) -> None:
-    given = (states(target, 4), [0] * 4, [()] * 4, STEPS)
-    whole = drafts_of(chain.draft(*given, 0.0, 0.0))
+    given = endings(target, chain, 4)
+    whole = drafts_of(chain.draft(given, Reach(STEPS)))
     promise = [sum(math.prod(sure[: place + 1]) for _, sure in whole) for place in range(STEPS)]
     price = (promise[0] + promise[1]) / 2
 
-    cut = chain.draft(*given, 0.0, price)
+    cut = chain.draft(given, Reach(STEPS, 0.0, price))
     assert {len(tokens) for tokens in cut.tokens} == {2}
     assert cut.walked == 2
-    assert chain.draft(*given, 1.0, 0.0).walked == 1, "the step in which all drafts end was walked, too"
+    assert chain.draft(given, Reach(STEPS, 1.0)).walked == 1, "the step in which all drafts end was walked, too"
 
 
 def test_a_state_that_is_no_number_drafts_nothing(chain: ChainHead, target: Target) -> None:
     bad = torch.full((target.hidden_size,), float("nan"))
 
-    drafts = chain.draft([states(target, 1)[0], bad], [0, 0], [(), ()], 2, 1e-6, 0.0)
+    drafts = chain.draft([Ending(states(target, 1)[0], 0), Ending(bad, 0)], Reach(2, 1e-6))
 
     assert [len(tokens) for tokens in drafts.tokens] == [2, 0]
 
