@@ -32,10 +32,10 @@ SURE = 0.25
 #: A token pays where it survives with a probability of at least a row's seconds over a token's. What has not even a third of
 #: that as the last step had it is not looked at further.
 LEAST_SHARE = 3.0
-#: What is left of the running means of a draft's gain and price after another step.
-_FADING = 0.8
-#: Most steps in a row for which the drafters are not asked.
-LONGEST_PAUSE = 16
+#: What is left of the running means of gain and price after another time that drafters were asked, and the most steps in a
+#: row for which they rest. Costly ones are judged by more: each time that they are tried in vain takes a tenth of a step.
+FADING, LONGEST_PAUSE = 0.8, 16
+COSTLY_FADING, COSTLY_PAUSE = 0.95, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,8 @@ class WidthController:
         self._cost = cost
         self._clock = clock
         self._rates = AcceptanceRates()
-        self._thrift = _Thrift()
-        self._costly_thrift = _Thrift()
+        self._thrift = _Thrift(FADING, LONGEST_PAUSE)
+        self._costly_thrift = _Thrift(COSTLY_FADING, COSTLY_PAUSE)
         self._costly_from = 0  # sequences when costly drafters were last asked
         self._least = 0.0  # tokens that survive with less are not rated: they do not pay by far
 
@@ -201,9 +201,15 @@ class WidthController:
 class _Thrift:
     """Whether to ask the drafters at all: where asking costs more than drafts save, they rest, each time for twice as
     long.
+
+    Args:
+        fading: what is left of the means after another time that they were asked.
+        longest: steps of the longest rest.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fading: float, longest: int) -> None:
+        self._fading = fading
+        self._longest = longest
         self._gain = 0.0
         self._price = 0.0
         self._pause = 0
@@ -218,9 +224,9 @@ class _Thrift:
 
     def weigh(self, gain: float, price: float) -> None:
         """Note the seconds that a step's drafts are expected to save, and those that they took."""
-        self._gain += (1 - _FADING) * (gain - self._gain)
-        self._price += (1 - _FADING) * (price - self._price)
-        self._pause = 0 if self._gain >= self._price else min(2 * self._pause + 1, LONGEST_PAUSE)
+        self._gain += (1 - self._fading) * (gain - self._gain)
+        self._price += (1 - self._fading) * (price - self._price)
+        self._pause = 0 if self._gain >= self._price else min(2 * self._pause + 1, self._longest)
         self._resting = self._pause
 
     def forgive(self) -> None:

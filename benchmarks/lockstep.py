@@ -1,0 +1,233 @@
+"""Engines that decode the same prompts step by step in turns, so that what disturbs the machine disturbs all of them alike.
+
+Decode speed is tokens a second in steps that carry no prompt and in which at least three quarters of the batch decode. Prompts
+are taken whole into one step, and from the second run on out of the cache, so that there are such steps; the first run is not
+counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from ragspec.assembly import make_engine
+from ragspec.decoding.attention import Segment
+from ragspec.decoding.draft import Draft, Drafter
+from ragspec.decoding.engine import Engine
+from ragspec.decoding.loading import load_configured
+from ragspec.decoding.request import Completion, Request, Sampling
+from ragspec.decoding.step_cost import StepProfile
+from ragspec.decoding.target import StepOutput, Target
+from ragspec.demo.prompts import demo_prompts
+from ragspec.prompt import PromptBuilder
+from ragspec.settings import Settings, load_settings
+
+
+class WatchedTarget:
+    """A target that notes how long its last forward pass took, and whether a prompt was in it: only there are rows whose
+    logits nobody wants.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.seconds = 0.0
+        self.sequences = 0
+        self.prompt = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+    def forward(
+        self, cache: Any, segments: Sequence[Segment], tokens: list[int], rows: list[int], *, hidden: bool = False
+    ) -> StepOutput:
+        began = time.perf_counter()
+        output = self._target.forward(cache, segments, tokens, rows, hidden=hidden)
+        if self._target.device.type == "cuda":
+            torch.cuda.synchronize(self._target.device)
+        self.seconds = time.perf_counter() - began
+        self.sequences = len(segments)
+        self.prompt = len(rows) < len(tokens)
+        return output
+
+
+class Counter:
+    """A drafter that drafts nothing and counts what is emitted."""
+
+    name = "counter"
+
+    def __init__(self) -> None:
+        self.emitted = 0
+
+    def begin(self, request: Request) -> None: ...
+
+    def observe(self, request_id: str, tokens: Sequence[int], hidden: torch.Tensor | None) -> None:
+        del request_id, hidden
+        self.emitted += len(tokens)
+
+    def propose(self, limits: Mapping[str, int]) -> Mapping[str, Draft]:
+        del limits
+        return {}
+
+    def end(self, request_id: str) -> None: ...
+
+
+@dataclass
+class Run:
+    """One way to decode a suite once."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    inside_s: float = 0.0
+    done: list[Completion] = field(default_factory=list)
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def outside(self) -> float:
+        return 1 - self.inside_s / self.seconds
+
+
+def read_suites(folder: Path | None, target: Target, window: int, max_tokens: int) -> dict[str, list[Request]]:
+    """Greedy requests by suite; all of a suite's are one job."""
+    sampling = Sampling(max_tokens=max_tokens)
+    if folder is None:
+        prompts = demo_prompts(PromptBuilder(target.tokenizer, window), max_tokens)
+        found = [Request(str(i), p.token_ids, sampling, p.passage_spans, group="demo") for i, p in enumerate(prompts)]
+        return {"demo": found}
+    suites: dict[str, list[Request]] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        requests = suites[path.stem] = []
+        for i, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+            messages = [{"role": "user", "content": json.loads(line)["prompt"]}]
+            text = target.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            tokens = tuple(target.tokenizer(str(text), add_special_tokens=False)["input_ids"])
+            if len(tokens) + max_tokens <= window:
+                requests.append(Request(str(i), tokens, sampling, ((0, len(tokens)),), group=path.stem))
+    return suites
+
+
+@dataclass(frozen=True)
+class Bench:
+    """An engine for one batch size, and what watches it; `drafts` says whether its requests speculate."""
+
+    engine: Engine
+    watched: WatchedTarget
+    counter: Counter
+    batch: int
+    drafts: bool
+
+    def add(self, requests: Sequence[Request], number: int) -> None:
+        """Requests of a run: a job of its own each time, since what an earlier run answered must not be copied from."""
+        for request in requests:
+            sampling = replace(request.sampling, speculation=self.drafts)
+            self.engine.add(replace(request, sampling=sampling, group=f"{request.group}-{number}"))
+
+    def step(self, run: Run) -> None:
+        """One step, counted where it counts."""
+        before, prompts = self.counter.emitted, self.engine.prompt_tokens
+        began = time.perf_counter()
+        done = self.engine.step()
+        seconds = time.perf_counter() - began
+        run.done += done
+        carried = self.watched.prompt or self.engine.prompt_tokens > prompts
+        if not carried and 4 * self.watched.sequences >= 3 * self.batch:
+            run.seconds += seconds
+            run.inside_s += self.watched.seconds
+            run.tokens += self.counter.emitted - before if self.drafts else self.watched.sequences
+
+
+def make_bench(
+    target: Target,
+    settings: Settings,
+    batch: int,
+    drafters: Sequence[Drafter],
+    profile: StepProfile,
+    *,
+    drafts: bool = True,
+) -> Bench:
+    """An engine as a worker would have it, but that it takes whole prompts into one step."""
+    watched, counter = WatchedTarget(target), Counter()
+    engine = make_engine(
+        settings,
+        cast("Target", watched),
+        max_batch=batch,
+        prefill_chunk=batch * settings.context_window,
+        drafters=[*drafters, counter],
+        step_profile=profile,
+    )
+    return Bench(engine, watched, counter, batch, drafts)
+
+
+def race(benches: Mapping[str, Bench], requests: Sequence[Request], runs: int) -> dict[str, list[Run]]:
+    """Let all of them decode the requests, a step of each in turn."""
+    finished: dict[str, list[Run]] = {name: [] for name in benches}
+    for number in range(runs + 1):
+        current = {name: Run() for name in benches}
+        for bench in benches.values():
+            bench.add(requests, number)
+        order = list(benches)
+        while any(bench.engine.has_work for bench in benches.values()):
+            order.reverse()
+            for name in order:
+                if benches[name].engine.has_work:
+                    benches[name].step(current[name])
+        if number:
+            for name, run in current.items():
+                finished[name].append(run)
+    return finished
+
+
+def parse(description: str | None) -> argparse.Namespace:
+    """What to decode, and how often."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suites", type=Path, help="folder of JSON Lines files with a field `prompt`")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 16, 32])
+    parser.add_argument("--prompts", type=int, default=40, help="prompts of a suite, and at least a whole batch")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--runs", type=int, default=3, help="that are counted")
+    parser.add_argument("--format", choices=["text", "json"], default="text")
+    return parser.parse_args()
+
+
+def rows_of(
+    wanted: argparse.Namespace,
+    make: Callable[[Settings, Target, int], dict[str, Bench]],
+    judge: Callable[[dict[str, list[Run]]], dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """Race through every suite at every batch size, and print a row of each as it comes.
+
+    Args:
+        wanted: see `parse`.
+        make: the benches of a batch size.
+        judge: a row out of the runs.
+    """
+    settings = load_settings()
+    target = load_configured(settings)
+    window = min(settings.context_window, target.context_window)
+    suites = read_suites(wanted.suites, target, window, wanted.max_tokens)
+    rows: list[dict[str, Any]] = []
+    for batch in wanted.batches:
+        benches = make(settings, target, batch)
+        # As a worker does: what is loaded stays, and looking through it again and again takes a tenth of a second each time.
+        gc.freeze()
+        for suite, requests in suites.items():
+            found = judge(race(benches, requests[: max(batch, wanted.prompts)], wanted.runs))
+            rows.append({"suite": suite, "batch": batch, **found})
+            if wanted.format == "text":
+                width = 2 + max(map(len, rows[0]))
+                if len(rows) == 1:
+                    print("".join(f"{name:>{width}}" for name in rows[0]))
+                print("".join(f"{value:>{width}}" for value in rows[-1].values()), flush=True)
+    if wanted.format == "json":
+        print(json.dumps({"precision": target.precision, "rows": rows}))
+    return rows
