@@ -42,10 +42,8 @@ def judge(runs: dict[str, list[Run]]) -> dict[str, Any]:
     ratios = [both.speed / lookup.speed for lookup, both in zip(runs["lookup"], runs["both"], strict=True)]
     row: dict[str, Any] = {"ratio": round(statistics.median(ratios), 3), "least": round(min(ratios), 3)}
     for name, all_runs in runs.items():
-        records = [completion.acceptance for run in all_runs for completion in run.done]
-        steps = sum(record.num_verify_steps for record in records)
         row[f"{name}_tok_s"] = round(statistics.median(run.speed for run in all_runs), 1)
-        row[f"{name}_length"] = round(sum(len(record.token_ids) - 1 for record in records) / steps, 2)
+        row[f"{name}_length"] = round(sum(run.tokens for run in all_runs) / sum(run.steps for run in all_runs), 2)
     tokens = [
         source for run in runs["both"] for completion in run.done for source in completion.acceptance.token_sources
     ]

@@ -40,6 +40,7 @@ class WatchedTarget:
         self._target = target
         self.seconds = 0.0
         self.sequences = 0
+        self.rows = 0
         self.prompt = False
 
     def __getattr__(self, name: str) -> Any:
@@ -54,6 +55,7 @@ class WatchedTarget:
             torch.cuda.synchronize(self._target.device)
         self.seconds = time.perf_counter() - began
         self.sequences = len(segments)
+        self.rows = len(tokens)
         self.prompt = len(rows) < len(tokens)
         return output
 
@@ -81,9 +83,20 @@ class Counter:
 
 @dataclass
 class Run:
-    """One way to decode a suite once."""
+    """What the steps that count of one way to decode a suite once did, and all that it gave.
+
+    Attributes:
+        tokens: emitted.
+        steps: verify steps: one for each sequence in a step.
+        drafted: draft tokens.
+        seconds: of the steps.
+        inside_s: of these, in the target's forward pass.
+        done: completions.
+    """
 
     tokens: int = 0
+    steps: int = 0
+    drafted: int = 0
     seconds: float = 0.0
     inside_s: float = 0.0
     done: list[Completion] = field(default_factory=list)
@@ -144,6 +157,8 @@ class Bench:
             run.seconds += seconds
             run.inside_s += self.watched.seconds
             run.tokens += self.counter.emitted - before if self.drafts else self.watched.sequences
+            run.steps += self.watched.sequences
+            run.drafted += self.watched.rows - self.watched.sequences
 
 
 def make_bench(

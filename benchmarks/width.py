@@ -39,18 +39,16 @@ def make(settings: Settings, target: Target, batch: int) -> dict[str, Bench]:
 def judge(runs: dict[str, list[Run]]) -> dict[str, Any]:
     """Ratios of the runs that went side by side."""
     plain, drafted = runs["plain"], runs["drafts"]
-    records = [completion.acceptance for run in drafted for completion in run.done]
-    steps = sum(record.num_verify_steps for record in records)
-    tokens = sum(record.num_draft_tokens for record in records)
+    tokens, steps, rows = (sum(getattr(run, name) for run in drafted) for name in ("tokens", "steps", "drafted"))
     ratios = [ours.speed / theirs.speed for ours, theirs in zip(drafted, plain, strict=True)]
     return {
         "plain_tok_s": round(statistics.median(run.speed for run in plain), 1),
         "drafts_tok_s": round(statistics.median(run.speed for run in drafted), 1),
         "ratio": round(statistics.median(ratios), 3),
         "least": round(min(ratios), 3),
-        "acceptance_length": round(sum(len(record.token_ids) - 1 for record in records) / steps, 2),
-        "drafted_per_step": round(tokens / steps, 2),
-        "acceptance_rate": round(sum(record.num_accepted_draft_tokens for record in records) / max(1, tokens), 2),
+        "acceptance_length": round(tokens / steps, 2),
+        "drafted_per_step": round(rows / steps, 2),
+        "acceptance_rate": round((tokens - steps) / max(1, rows), 2),
         "outside_plain": round(statistics.median(run.outside for run in plain), 3),
         "outside": round(statistics.median(run.outside for run in drafted), 3),
     }

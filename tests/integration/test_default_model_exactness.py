@@ -8,9 +8,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from ragspec.assembly import make_engine
+from ragspec.decoding.acceptance import Source
 from ragspec.decoding.engine import Engine
 from ragspec.decoding.loading import load_configured
 from ragspec.decoding.request import Completion, Request, Sampling
+from ragspec.decoding.step_cost import FREE
 from ragspec.decoding.target import Target
 from ragspec.demo.prompts import demo_prompts
 from ragspec.prompt import PromptBuilder
@@ -115,3 +118,25 @@ def test_in_int8_no_answer_depends_on_batch_or_drafts() -> None:
     written = [[(c.acceptance.token_ids, c.acceptance.token_logprobs) for c in done] for done in (together, alone)]
     assert written[0] == written[1]
     assert sum(completion.acceptance.num_accepted_draft_tokens for completion in together) > PROMPTS
+
+
+def test_the_engine_of_a_worker_drafts_with_lookup_and_the_shipped_head() -> None:
+    """From settings: with the head, without it and without drafts the same is written, and others have proposed it."""
+    target = load("int8")
+    written, proposers = [], []
+    for options in ({}, {"head": "none"}, {"max_draft": 0}):
+        settings = load_settings(device="cpu", precision="int8", **options)
+        engine = make_engine(settings, target, max_batch=1, prefix_cache=0.0, step_profile=FREE)
+        done = []
+        for request in rag_requests(target)[:8]:
+            engine.add(request)
+            while engine.has_work:
+                done += engine.step()
+        written.append([completion.acceptance.token_ids for completion in done])
+        proposers.append({source for completion in done for source in completion.acceptance.token_sources})
+
+    assert written[0] == written[1] == written[2]
+    assert proposers[0] >= {Source.HEAD, Source.PASSAGE, Source.TARGET}
+    assert Source.HEAD not in proposers[1]
+    assert Source.PASSAGE in proposers[1]
+    assert proposers[2] == {Source.TARGET}
