@@ -111,11 +111,17 @@ def _answers(engine: Engine, job_id: UUID) -> Table:
 def _acceptance(engine: Engine, job_id: UUID) -> str:
     with engine.connect() as connection:
         row = connection.execute(select(job_acceptance).where(job_acceptance.c.job_id == job_id)).one()
-    copied = {"passages": row.tokens_passage, "prompt": row.tokens_prompt, "answer": row.tokens_answer}
+    proposed = {
+        "passages": row.tokens_passage,
+        "prompt": row.tokens_prompt,
+        "answer": row.tokens_answer,
+        "other answers": row.tokens_job,
+        "head": row.tokens_head,
+    }
     return (
         f"{row.answers} answers, {row.tokens} tokens in {row.steps} verify steps: "
         f"{row.mean_acceptance_length:.2f} tokens/step, {row.draft_acceptance_rate:.0%} of draft tokens accepted. "
-        f"Copied from {', '.join(f'{name}: {count}' for name, count in copied.items())}."
+        f"Tokens by who proposed them: {', '.join(f'{name} {count}' for name, count in proposed.items())}."
     )
 
 
