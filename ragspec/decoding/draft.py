@@ -87,7 +87,6 @@ class Drafter(Protocol):
     """Proposes next tokens. The engine calls `begin`, then `observe` and `propose` in turns, then `end`.
 
     Any exception takes the drafter out for that request (its state may be stale); the request goes on without it.
-
     """
 
     name: str

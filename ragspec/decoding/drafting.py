@@ -21,7 +21,8 @@ _PROPOSERS = frozenset(Source) - {Source.TARGET}
 
 
 class DraftingPanel:
-    """The engine's drafters: each is asked for every request, and the likeliest of a request's drafts is taken elsewhere.
+    """The engine's drafters: each is asked for the requests that it is told of, and the likeliest of a request's
+    drafts is taken elsewhere.
 
     Args:
         drafters: of drafts that promise the same, the earlier one's is taken, and a costly drafter's last.

@@ -166,6 +166,7 @@ class HeadDrafter:
         return Ending(cast("Tensor", known.state), known.token, known.extras)
 
     def _learn(self, group: int, seconds: float) -> None:
+        # What disturbs a step makes it slower: a faster one is believed at once.
         known = self._step_seconds.get(group, seconds)
         self._step_seconds[group] = min(seconds, known + (1 - _FADING) * (seconds - known))
 

@@ -230,6 +230,6 @@ class _Thrift:
         self._resting = self._pause
 
     def forgive(self) -> None:
-        """A sequence is new: ask again."""
+        """Something is new, a sequence or the size of the batch: ask again."""
         self._gain = max(self._gain, self._price)
         self._pause = self._resting = 0

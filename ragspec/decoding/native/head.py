@@ -57,7 +57,7 @@ class NativeHead:
             epsilon,
         )
         self.draft_tokens = frozenset(draft_tokens)
-        self._rooms: dict[int, _Room] = {}
+        self._room = self._make_room(1, 1)
         self._nothing = _Extras(decoder.output, ())
 
     def extras(self, tokens: Iterable[int]) -> _Extras:
@@ -67,24 +67,27 @@ class NativeHead:
     def draft(self, endings: Sequence[Ending], reach: Reach) -> Drafts:
         """See `ragspec.decoding.head_drafter.ChainHead`."""
         rows, steps = len(endings), reach.steps
-        room = self._rooms.get(rows)
-        if room is None or room.steps < steps:
-            room = self._rooms[rows] = _Room(rows, steps, self._hidden, self._inner, self._linears[2].outputs)
+        if rows > self._room.rows or steps > self._room.steps:
+            self._room = self._make_room(max(rows, self._room.rows), max(steps, self._room.steps))
+        room = self._room
         # Plain arrays, row by row: a torch operator takes longer to start than these few numbers to move.
         beside = (abi.Extras * rows)()
         for row, ending in enumerate(endings):
             room.states[row] = ending.state.numpy()
             beside[row] = (ending.extras or self._nothing).struct
-        room.ids[:] = [ending.token for ending in endings]
+        room.ids[:rows] = [ending.token for ending in endings]
         chain = room.chain
         chain.extras = addressof(beside)
-        chain.steps, chain.threads = steps, torch.get_num_threads()
+        chain.rows, chain.steps, chain.threads = rows, steps, torch.get_num_threads()
         chain.row_price, chain.step_price = reach.row_price, reach.step_price
         self._decoder.kernels.ragspec_draft(byref(self._head), byref(chain))
-        *kept, walked = room.lengths.tolist()
-        found, sure = room.drafted.tolist(), room.probabilities.tolist()
+        *kept, walked = room.lengths[: rows + 1].tolist()
+        found, sure = room.drafted[: rows * steps].tolist(), room.probabilities[: rows * steps].tolist()
         parts = [slice(row * steps, row * steps + length) for row, length in enumerate(kept)]
         return Drafts([tuple(found[part]) for part in parts], [tuple(sure[part]) for part in parts], walked)
+
+    def _make_room(self, rows: int, steps: int) -> _Room:
+        return _Room(rows, steps, self._hidden, self._inner, self._linears[2].outputs)
 
 
 class _Extras:
@@ -99,10 +102,10 @@ class _Extras:
 
 
 class _Room:
-    """Memory for the drafts of so many sequences, and the structure that points to it.
+    """Memory for the drafts of up to so many sequences, and the structure that points to it.
 
     Args:
-        rows: sequences.
+        rows: most sequences.
         steps: most tokens of a draft.
         hidden: width of a state.
         inner: width of the head's layer.
@@ -110,7 +113,7 @@ class _Room:
     """
 
     def __init__(self, rows: int, steps: int, hidden: int, inner: int, outputs: int) -> None:
-        self.steps = steps
+        self.rows, self.steps = rows, steps
         self.states = np.empty((rows, hidden), np.float32)
         self.ids, self.lengths, self._choices, self.drafted = (
             np.empty(count, np.int32) for count in (rows, rows + 1, rows, rows * steps)
@@ -132,5 +135,4 @@ class _Room:
             logits=self._logits.ctypes.data,
             choices=self._choices.ctypes.data,
             normalizers=self._normalizers.ctypes.data,
-            rows=rows,
         )
