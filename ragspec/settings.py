@@ -25,6 +25,9 @@ SERVICES_FILE = Path("run") / "services.json"
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_EMBEDDER = "all-minilm-l6-v2"
 
+#: A shard is claimed and lost as a whole; beyond this nothing is gained.
+MAX_SHARD_SIZE = 1_000_000
+
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -90,7 +93,7 @@ class Settings(BaseSettings):
     chunk_overlap: int = Field(32, ge=0, description="Tokens that neighbouring passages share.")
 
     # Queue
-    shard_size: Positive = Field(64, description="Questions per Celery message.")
+    shard_size: Positive = Field(64, le=MAX_SHARD_SIZE, description="Questions per Celery message.")
     bulk_concurrency: Positive = Field(3, description="Bulk shards that one worker has in flight.")
     interactive_concurrency: Positive = Field(2, description="Interactive shards that one worker has in flight.")
     heartbeat_interval: Seconds = Field(5, description="Seconds between two signs of life of a claim.")
@@ -108,7 +111,11 @@ class Settings(BaseSettings):
     @field_validator("home", "model_cache", "prompt_template", "engine_socket")
     @classmethod
     def _expand(cls, path: Path | None) -> Path | None:
-        return path.expanduser().absolute() if path else path
+        try:
+            return path.expanduser().absolute() if path else path
+        except RuntimeError as error:
+            msg = f"no home folder is known for {path.parts[0]}" if path else str(error)
+            raise ValueError(msg) from error
 
     @field_validator("device")
     @classmethod

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from ragspec.errors import ServiceUnavailableError
 from ragspec.jobs.answer import Answer, Question
 from ragspec.jobs.claims import Claim, ClaimedShard
 from worker.drain import Drain
@@ -82,11 +83,17 @@ class ShardRun:
 
         Raises:
             ServiceUnavailableError: PostgreSQL stays away.
+            Exception: whatever else went wrong, once what the engine has answered is written.
         """
         try:
             ending = self._exchange()
         except EngineLostError:
             ending = "engine_lost"
+        except ServiceUnavailableError:
+            raise
+        except Exception:
+            self._flush()
+            raise
         return ending if self._flush() else "lost"
 
     def _exchange(self) -> Ending:

@@ -87,6 +87,9 @@ def _answer(message: ShardMessage, link: Link, ledger: Ledger, config: Settings,
     except ServiceUnavailableError:
         ledger.release(shard.claim, resent=True)
         raise
+    except Exception:
+        ledger.release(shard.claim, counts=True)  # the sweep sends it again, as often as tries are left
+        raise
     tally = f"{run.tally.completed} answered, {run.tally.failed} failed"
     match ending:
         case "done":

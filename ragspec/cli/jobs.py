@@ -10,7 +10,7 @@ from uuid import UUID
 import click
 
 from ragspec.errors import InputError
-from ragspec.settings import load_settings
+from ragspec.settings import MAX_SHARD_SIZE, load_settings
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -42,7 +42,9 @@ FILE_FORMATS = ("jsonl", "csv", "tsv", "parquet", "text")
     help="Decode plainly, slower; float32 gives the same answers, bfloat16 the same up to near ties.",
 )
 @click.option("--priority", type=click.Choice(["bulk", "interactive"]), default="bulk", help="Queue to wait in.")
-@click.option("--shard-size", type=click.IntRange(min=1), help="Questions per message. [default: RAGSPEC_SHARD_SIZE]")
+@click.option(
+    "--shard-size", type=click.IntRange(1, MAX_SHARD_SIZE), help="Questions per message. [default: RAGSPEC_SHARD_SIZE]"
+)
 @click.option("--new", is_flag=True, help="Answer again even if this file was submitted before.")
 @click.option(
     "--on-error",

@@ -104,7 +104,7 @@ def alembic_config() -> Config:
 def _psycopg_url(url: str) -> URL:
     try:
         parsed = make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # a port that is no number, brackets that do not close
         parsed = None
     if parsed is None or parsed.drivername not in {"postgres", "postgresql", "postgresql+psycopg"}:
         raise SettingsError(

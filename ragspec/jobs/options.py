@@ -11,7 +11,7 @@ Queue = Literal["bulk", "interactive"]
 MAX_QUESTION_CHARS = 100_000
 #: What the engine's `Sampling` takes, which says what each means.
 MinTokens = Annotated[int, Field(ge=0, le=32_768)]
-RepetitionPenalty = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+RepetitionPenalty = Annotated[float, Field(gt=0, le=100)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 LogitBias = dict[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=-100, le=100)]]
 

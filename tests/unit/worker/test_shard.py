@@ -76,6 +76,21 @@ def test_every_question_is_written_once(serving: Serving, drain: Drain) -> None:
     assert list(range(100)) == sorted(answer.idx for answer in book.written)
 
 
+def test_what_was_answered_is_written_whatever_goes_wrong_then(serving: Serving, drain: Drain) -> None:
+    """The seventeenth question cannot be sent: its options hold a number that no message can."""
+
+    class Unsendable(List):
+        def unanswered(self, claim: Claim, batch: int) -> Iterator[list[Question]]:
+            yield [Question(i, f"q{i}", f"question {i}") for i in range(16)]
+            yield [Question(16, "q16", "question 16", {"repetition_penalty": 10**20})]
+
+    book = Unsendable(17)
+    with Link(serving(StandInEngine()), timeout=5) as link, pytest.raises(OverflowError):
+        shard_run(link, book, drain, window=4).run()
+
+    assert len(book.written) >= 16 - 4
+
+
 def test_the_engine_never_holds_more_than_the_window(serving: Serving, drain: Drain) -> None:
     held: list[int] = []
     engine = StandInEngine()
