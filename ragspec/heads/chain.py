@@ -27,9 +27,6 @@ class TorchChain:
     Args:
         head: moved to the target's device, in bfloat16 on CUDA and float32 elsewhere.
         target: gives its embeddings, and a copy of its output rows of the draft vocabulary.
-
-    Attributes:
-        draft_tokens: the draft vocabulary.
     """
 
     def __init__(self, head: Head, target: Target) -> None:
@@ -38,11 +35,11 @@ class TorchChain:
         self._target = target
         self._tokens = torch.tensor(head.shape.draft_tokens, device=target.device)
         self._output = target.output_rows(head.shape.draft_tokens).to(self._dtype)
-        self.draft_tokens = frozenset(head.shape.draft_tokens)
+        self._vocabulary = frozenset(head.shape.draft_tokens)
 
     def extras(self, tokens: Iterable[int]) -> _Extras:
         """Those outside the draft vocabulary, with their output rows."""
-        outside = sorted(set(tokens) - self.draft_tokens)
+        outside = sorted(set(tokens) - self._vocabulary)
         return _Extras(outside, self._target.output_rows(outside).to(self._dtype))
 
     def draft(self, endings: Sequence[Ending], reach: Reach) -> Drafts:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ WEIGHTS, CARD = "head.safetensors", "card.json"
 #: Heads inside the package, a folder each.
 _SHIPPED = Path(__file__).parent / "shipped"
 _DRAFT_TOKENS = "draft_tokens"
+#: Beyond any width, depth or vocabulary.
+_MOST = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +73,23 @@ def read_head_card(folder: Path) -> HeadCard:
         InputError: there is none, or it is none (code `bad_head`).
     """
     try:
-        return HeadCard(**json.loads((folder / CARD).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        msg = f"{folder} holds no speculation head: {error}"
+        card = HeadCard(**json.loads((folder / CARD).read_text(encoding="utf-8")))
+        _check(card)
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        msg = f"{folder} holds no speculation head: {error}."
         raise InputError(msg, "Give a folder that `ragspec head train` wrote.", code="bad_head") from error
+    return card
+
+
+def _check(card: HeadCard) -> None:
+    counts = {name: getattr(card, name) for name in ("hidden", "inner", "depth", "vocabulary")}
+    wrong = [name for name, value in counts.items() if type(value) is not int or not 0 < value <= _MOST]
+    wrong += [name for name in ("architecture", "target") if not isinstance(getattr(card, name), str)]
+    if not (isinstance(card.epsilon, float) and 0.0 <= card.epsilon < 1.0):
+        wrong.append("epsilon")
+    if wrong:
+        msg = f"its card says {', '.join(f'{name}={getattr(card, name)!r}' for name in wrong)}"
+        raise ValueError(msg)
 
 
 def shipped_heads() -> list[Path]:
@@ -90,14 +106,21 @@ def load_head(folder: Path) -> tuple[Head, HeadCard]:
     card = read_head_card(folder)
     try:
         tensors = load_file(folder / WEIGHTS)
-        tokens = tuple(tensors.pop(_DRAFT_TOKENS).tolist())
+        tokens = tuple(map(int, tensors.pop(_DRAFT_TOKENS).tolist()))
         head = make_head(card.architecture, HeadShape(card.hidden, card.inner, tokens, card.depth, card.epsilon))
         head.load_state_dict({name: value.float() for name, value in tensors.items()})
     except (OSError, KeyError, RuntimeError, TypeError, ValueError, SafetensorError, InputError) as error:
-        msg = f"The head in {folder} cannot be read: {error}"
+        msg = f"The head in {folder} cannot be read: {' '.join(str(error).split())}."
         raise InputError(msg, "Train it again, or give another folder.", code="bad_head") from error
+    reason = ""
     if not tokens or min(tokens) < 0 or max(tokens) >= card.vocabulary:
-        msg = f"The head in {folder} drafts tokens outside its vocabulary of {card.vocabulary}."
+        reason = f"drafts tokens outside its vocabulary of {card.vocabulary}"
+    elif any(token >= following for token, following in pairwise(tokens)):
+        reason = "names its draft tokens twice or out of order"
+    elif not all(bool(torch.isfinite(value).all()) for value in head.state_dict().values()):
+        reason = "has weights that are no numbers"
+    if reason:
+        msg = f"The head in {folder} {reason}."
         raise InputError(msg, "Train it again, or give another folder.", code="bad_head")
     return head.requires_grad_(requires_grad=False), card
 

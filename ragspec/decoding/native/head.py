@@ -23,9 +23,6 @@ class NativeHead:
         draft_tokens: the draft vocabulary.
         decoder: the target's, whose embeddings and output rows serve the head.
         epsilon: of the norms.
-
-    Attributes:
-        draft_tokens: the draft vocabulary.
     """
 
     def __init__(
@@ -56,13 +53,13 @@ class NativeHead:
             len(draft_tokens),
             epsilon,
         )
-        self.draft_tokens = frozenset(draft_tokens)
+        self._vocabulary = frozenset(draft_tokens)
         self._room = self._make_room(1, 1)
         self._nothing = _Extras(decoder.output, ())
 
     def extras(self, tokens: Iterable[int]) -> _Extras:
         """Those outside the draft vocabulary, with their rows of the output matrix."""
-        return _Extras(self._decoder.output, sorted(set(tokens) - self.draft_tokens))
+        return _Extras(self._decoder.output, sorted(set(tokens) - self._vocabulary))
 
     def draft(self, endings: Sequence[Ending], reach: Reach) -> Drafts:
         """See `ragspec.decoding.head_drafter.ChainHead`."""

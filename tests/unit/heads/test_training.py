@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from ragspec.decoding.acceptance import Source
 from ragspec.decoding.engine import Engine
@@ -267,6 +268,55 @@ def test_auto_and_none_need_no_head() -> None:
 def test_a_folder_without_a_head_is_refused_by_its_setting(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"RAGSPEC_HEAD=.*holds no speculation head"):
         find_head(str(tmp_path), tiny.smallest())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"target": 5},
+        {"architecture": None},
+        {"depth": None},
+        {"depth": "4"},
+        {"depth": 0},
+        {"inner": 0},
+        {"hidden": "64"},
+        {"vocabulary": True},
+        {"epsilon": None},
+        {"epsilon": float("nan")},
+    ],
+)
+def test_a_card_with_wrong_values_is_refused_by_their_names(
+    trained: Path, tmp_path: Path, wrong: dict[str, object]
+) -> None:
+    card = json.loads((trained / CARD).read_text()) | wrong
+    (tmp_path / CARD).write_text(json.dumps(card))
+    (tmp_path / WEIGHTS).write_bytes((trained / WEIGHTS).read_bytes())
+
+    with pytest.raises(InputError, match=next(iter(wrong))) as caught:
+        load_head(tmp_path)
+    assert caught.value.error_code == "bad_head"
+
+
+@pytest.mark.parametrize("damage", ["not finite", "twice", "falling", "two rows"])
+def test_weights_that_no_head_has_are_refused(trained: Path, tmp_path: Path, damage: str) -> None:
+    tensors = load_file(trained / WEIGHTS)
+    tokens = tensors["draft_tokens"]
+    match damage:
+        case "not finite":
+            name = next(name for name in tensors if name != "draft_tokens")
+            tensors[name] = torch.full_like(tensors[name], float("nan"))
+        case "twice":
+            tensors["draft_tokens"] = torch.zeros_like(tokens)
+        case "falling":
+            tensors["draft_tokens"] = tokens.flip(0).contiguous()
+        case _:
+            tensors["draft_tokens"] = torch.stack([tokens, tokens])
+    save_file(tensors, tmp_path / WEIGHTS)
+    (tmp_path / CARD).write_bytes((trained / CARD).read_bytes())
+
+    with pytest.raises(InputError) as caught:
+        load_head(tmp_path)
+    assert caught.value.error_code == "bad_head"
 
 
 @pytest.mark.parametrize("damage", ["cut", "other shape", "missing", "bad card"])
