@@ -127,13 +127,16 @@ class MatchIndex:
         return self._single(ending[-1]) if ending else None
 
     def _single(self, token: int) -> Match | None:
-        """The newest occurrences of a token, none of which is of a longer ending: nothing is left to compare."""
+        """The newest occurrences of a token, none of which is of a longer ending: nothing is left to compare.
+
+        Behind the beginning of the text, or of what is left of it, stands no token.
+        """
         chain, places = self._chains[1], []
         place = chain.newest.get(token, -1)
         for _ in range(CANDIDATES):
             if place < self._oldest:
                 break
-            if self._tokens[place - self._base] >= 0:
+            if place > self._base and self._tokens[place - self._base] >= 0:
                 places.append(place)
             place = chain.before[place - self._base]
         return Match(1, tuple(places)) if places else None

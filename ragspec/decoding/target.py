@@ -40,7 +40,7 @@ class StepOutput:
         if self.logits.device.type == "cpu" and self.logits.dtype is torch.float32:
             # Number by number: there are a few dozen, and a torch operator takes longer to start than these to read.
             logits, normalizers = self.logits.numpy(), self.normalizers.numpy()
-            return [logits.item(row, token) - normalizers.item(row) for row, token in places]
+            return [(logits[row, token] - normalizers[row]).item() for row, token in places]
         rows, tokens = torch.tensor(places, device=self.logits.device).T
         found: list[float] = (self.logits[rows, tokens].float() - self.normalizers[rows]).tolist()
         return found

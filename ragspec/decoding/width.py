@@ -30,10 +30,10 @@ LEAST_GAIN = 1.01
 #: less than they take. Of 0.75, 0.5, 0.35 and 0.25 the last was fastest on rag, qa and summarization alike (docs/heads.md).
 SURE = 0.25
 #: A token pays where it survives with a probability of at least a row's seconds over a token's. What has not even a third of
-#: that as the last step had it is not looked at further.
+#: that, with the row as cheap as rows get, is not looked at further.
 LEAST_SHARE = 3.0
-#: What is left of the running means of gain and price after another time that drafters were asked, and the most steps in a
-#: row for which they rest. Costly ones are judged by more: each time that they are tried in vain takes a tenth of a step.
+#: What is left of the running means of gain and price after another step, and the most steps in a row for which drafters rest.
+#: Costly ones are judged by more steps: each time that they are tried in vain takes a tenth of one.
 FADING, LONGEST_PAUSE = 0.8, 16
 COSTLY_FADING, COSTLY_PAUSE = 0.95, 64
 
@@ -60,7 +60,7 @@ def choose_widths(survivals: Mapping[str, Sequence[float]], load: StepLoad, cost
     was: what it costs in a step without them.
 
     Args:
-        survivals: of each request's draft tokens, falling, in (0, 1).
+        survivals: of each request's draft tokens, falling, in (0, 1). Of equals the earlier request's are taken.
         load: the step without drafts.
         cost: what steps take.
     """
@@ -123,7 +123,7 @@ class WidthController:
         self._thrift = _Thrift(FADING, LONGEST_PAUSE)
         self._costly_thrift = _Thrift(COSTLY_FADING, COSTLY_PAUSE)
         self._costly_from = 0  # sequences when costly drafters were last asked
-        self._least = 0.0  # tokens that survive with less are not rated: they do not pay by far
+        self._least = 0.0  # in this step, tokens that survive with less are not rated: they do not pay by far
 
     def draft(self, limits: Mapping[str, int], load: StepLoad) -> dict[str, Draft]:
         """The drafts to verify in a step; where nobody measured what steps take, the likeliest of each sequence, whole.
@@ -147,6 +147,7 @@ class WidthController:
     def _drafts(self, limits: Mapping[str, int], load: StepLoad) -> dict[str, Draft]:
         best: _Rated = {}
         choice: Choice | None = None
+        self._least = _least_survival(load, self._cost)
         if self._thrift.allows():
             began = self._clock()
             best = self._likeliest(best, self._panel.propose(limits))
@@ -158,7 +159,7 @@ class WidthController:
             self._costly_from = load.sequences
             began = self._clock()
             choice = choice or self._choose(best, load)
-            unsure = {i: limit for i, limit in limits.items() if i not in best or sum(best[i][1][:1]) < SURE}
+            unsure = {i: limit for i, limit in limits.items() if _first(best.get(i)) < SURE}
             if unsure:
                 best = self._weighed_together(best, self._panel.propose_costly(unsure, choice.stakes))
                 without, choice = choice, self._choose(best, load)
@@ -168,10 +169,7 @@ class WidthController:
         return {request_id: best[request_id][0].cut(width) for request_id, width in choice.widths.items()}
 
     def _choose(self, best: _Rated, load: StepLoad) -> Choice:
-        choice = choose_widths({i: survival for i, (_, survival) in best.items()}, load, self._cost)
-        stakes = choice.stakes
-        self._least = stakes.row_seconds / stakes.token_seconds / LEAST_SHARE if stakes.token_seconds else 0.0
-        return choice
+        return choose_widths({i: survival for i, (_, survival) in best.items()}, load, self._cost)
 
     def _rated(self, request_id: str, draft: Draft) -> tuple[Draft, list[float]]:
         return draft, self._rates.survival(request_id, draft, self._least)
@@ -198,12 +196,25 @@ class WidthController:
         return chosen
 
 
+def _least_survival(load: StepLoad, cost: StepCost) -> float:
+    """Below which no draft token of a step can pay by far."""
+    curve = cost.curve(load.without_prompts, load.sequences)
+    row = min((seconds - curve[0]) / rows for rows, seconds in enumerate(curve[1:], 1))
+    return row * load.sequences / curve[0] / LEAST_SHARE
+
+
+def _first(rated: tuple[Draft, list[float]] | None) -> float:
+    """How likely a draft's first token is to be accepted; 0 where there is none that could pay."""
+    return rated[1][0] if rated and rated[1] else 0.0
+
+
 class _Thrift:
     """Whether to ask the drafters at all: where asking costs more than drafts save, they rest, each time for twice as
     long.
 
     Args:
-        fading: what is left of the means after another time that they were asked.
+        fading: what is left of the means after another step, in which they were asked or not: what they did long ago is
+            forgotten while they rest.
         longest: steps of the longest rest.
     """
 
@@ -214,18 +225,25 @@ class _Thrift:
         self._price = 0.0
         self._pause = 0
         self._resting = 0
+        self._rested = 0  # steps since they were last asked
+        self._weighed = False
 
     def allows(self) -> bool:
         """Whether to ask in this step."""
         if self._resting:
             self._resting -= 1
+            self._rested += 1
             return False
         return True
 
     def weigh(self, gain: float, price: float) -> None:
         """Note the seconds that a step's drafts are expected to save, and those that they took."""
-        self._gain += (1 - self._fading) * (gain - self._gain)
-        self._price += (1 - self._fading) * (price - self._price)
+        if self._rested:  # what was left undone meanwhile is not the price of this step
+            price = min(price, self._price)
+        left = self._fading ** (1 + self._rested) if self._weighed else 0.0
+        self._weighed, self._rested = True, 0
+        self._gain += (1 - left) * (gain - self._gain)
+        self._price += (1 - left) * (price - self._price)
         self._pause = 0 if self._gain >= self._price else min(2 * self._pause + 1, self._longest)
         self._resting = self._pause
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from ragspec.decoding.acceptance import Source
 from ragspec.decoding.draft import Draft
 from ragspec.decoding.engine import Engine
@@ -60,6 +62,24 @@ def test_a_text_that_repeats_itself_is_repeated() -> None:
     assert draft.tokens == (51, 52, 50, 51, 52, 50, 51, 52)
     assert draft.sources[:4] == (Source.PROMPT, Source.ANSWER, Source.ANSWER, Source.PROMPT)
     assert len(draft.sources) == len(draft.evidence) == 8
+
+
+def test_a_text_that_comes_in_pieces_is_drafted_from_as_one_that_comes_at_once() -> None:
+    """Whether drafts were asked for in between or not."""
+    rng = random.Random(3)
+    for _ in range(50):
+        prompt, answer = ([rng.randrange(6) for _ in range(30)] for _ in range(2))
+        drafts = []
+        for often in (True, False):
+            drafter = OwnTextDrafter()
+            drafter.begin(Request("r", tuple(prompt)))
+            for token in answer:
+                drafter.observe("r", [token], None)
+                if often:
+                    drafter.propose({"r": 5})
+            drafts.append(drafter.propose({"r": 5})["r"])
+        assert drafts[0] == drafts[1]
+        assert drafts[0].tokens
 
 
 def test_sources_tell_passage_prompt_and_answer_apart() -> None:

@@ -13,8 +13,8 @@ def index_of(tokens: list[int]) -> MatchIndex:
     return index
 
 
-def search(text: list[int], ending: list[int], oldest: int = 0) -> Match | None:
-    """The definition: every place, its agreement with the ending, the longest, newest first."""
+def search(text: list[int], ending: list[int], oldest: int = 0, *, separators: bool = False) -> Match | None:
+    """The definition: every place, its agreement with the ending, the longest, newest first; separators follow nothing."""
     agreements = {}
     for place in range(len(text) - 1, oldest - 1, -1):
         length = 0
@@ -22,7 +22,7 @@ def search(text: list[int], ending: list[int], oldest: int = 0) -> Match | None:
             if text[place - 1 - length] != ending[-1 - length]:
                 break
             length += 1
-        if length:
+        if length and not (separators and text[place] < 0):
             agreements[place] = length
     if not agreements:
         return None
@@ -49,6 +49,30 @@ def test_it_finds_what_a_plain_search_finds() -> None:
             found += match is not None
 
     assert found > 100
+
+
+def test_separators_and_what_was_forgotten_are_never_matched_nor_copied() -> None:
+    """Answers behind separators, forgotten from the front: as a plain search over what is left."""
+    rng = random.Random(1)
+    found = 0
+    for _ in range(300):
+        index, text, starts = MatchIndex(), [], []
+        for _ in range(rng.randint(1, 6)):
+            starts.append(len(text))
+            answer = [-1, *(rng.randrange(15) for _ in range(rng.randint(1, 8)))]
+            text += answer
+            index.extend(answer)
+        oldest = rng.choice(starts)
+        index.forget(oldest)
+        ending = [-1, *(rng.randrange(15) for _ in range(rng.randint(1, 4)))]
+        match = index.find(ending)
+        expected = search(text, ending, oldest, separators=True)
+        if expected is None or len(expected.places) < CANDIDATES // 2:
+            assert match == expected
+            found += match is not None
+
+    assert found > 100
+    assert index_of([4, 0]).find([-1]) is None
 
 
 def test_an_ending_of_another_text_is_found() -> None:

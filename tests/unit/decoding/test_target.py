@@ -9,9 +9,23 @@ from transformers import BloomConfig, BloomForCausalLM, LlamaForCausalLM
 from ragspec.decoding.engine import Engine
 from ragspec.decoding.loading import resolve_device, resolve_dtype
 from ragspec.decoding.request import Request, Sampling
+from ragspec.decoding.target import StepOutput
 from ragspec.decoding.transformers_target import TransformersTarget, make_target
 from ragspec.errors import ModelUnavailableError, SettingsError
 from tests import tiny
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_log_probabilities_are_those_of_the_softmax(dtype: torch.dtype) -> None:
+    """Number by number and by torch's operators: both ways that `StepOutput` has."""
+    logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(5)).to(dtype)
+    output = StepOutput(logits, logits.argmax(-1), logits.float().logsumexp(-1))
+    places = [(0, 3), (5, 39), (5, 0), (2, 17)]
+
+    expected = logits.float().log_softmax(-1)
+
+    assert output.logprobs(places) == pytest.approx([float(expected[place]) for place in places], abs=1e-6)
+    assert output.logprobs([]) == []
 
 
 def test_an_architecture_with_its_own_attention_is_refused() -> None:

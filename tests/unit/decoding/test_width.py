@@ -14,7 +14,7 @@ from ragspec.decoding.drafting import DraftingPanel
 from ragspec.decoding.engine import Engine
 from ragspec.decoding.request import Request, Sampling
 from ragspec.decoding.step_cost import FREE, StepCost, StepLoad, StepProfile
-from ragspec.decoding.width import LONGEST_PAUSE, WidthController, choose_widths
+from ragspec.decoding.width import COSTLY_PAUSE, LONGEST_PAUSE, WidthController, _taken, choose_widths
 from tests import tiny
 from tests.unit.decoding import drafters
 from tests.unit.decoding.test_greedy_exactness import make_requests, run
@@ -250,7 +250,7 @@ def test_a_costly_drafter_rests_where_it_takes_more_than_it_saves(seconds: float
     costly = Costly(seconds)
     panel = DraftingPanel([costly], 40)
     width = WidthController(panel, cost(1.0, 0.01), clock=lambda: costly.now)
-    steps = 60
+    steps = 600
     for step in range(steps):
         running = [str(step + i) for i in range(8)]
         for name in running:
@@ -258,10 +258,56 @@ def test_a_costly_drafter_rests_where_it_takes_more_than_it_saves(seconds: float
         width.draft(dict.fromkeys(running, 4), StepLoad(8))
     assert (len(costly.asked) == steps) == often
     if not often:
-        assert len(costly.asked) < steps // LONGEST_PAUSE + 6
+        assert steps // (COSTLY_PAUSE + 1) <= len(costly.asked) < steps // COSTLY_PAUSE + 8
         before = len(costly.asked)
         width.draft({"66": 4}, StepLoad(4))
         assert len(costly.asked) == before + 1
+
+
+def test_a_costly_drafter_that_pays_again_is_soon_asked_again() -> None:
+    """However long it did not, in a batch that stays as it is."""
+    costly = Costly(5.0)
+    chooser = costly_controller(costly, ["0.2"], cost(1.0, 0.01))
+    for _ in range(500):
+        chooser.draft({"0.2": 4}, StepLoad(1))
+    assert len(costly.asked) < 20
+
+    costly._seconds = 0.01
+    before = len(costly.asked)
+    for _ in range(2 * COSTLY_PAUSE):
+        chooser.draft({"0.2": 4}, StepLoad(1))
+
+    assert len(costly.asked) - before > COSTLY_PAUSE // 2
+
+
+def test_a_costly_drafter_is_asked_where_no_token_of_the_others_could_pay() -> None:
+    """Rows are as dear as half a token here, so a copy that stands once in a hundred is not even looked at."""
+    costly = Costly(0.0)
+    drafts = costly_controller(costly, ["0.01"], cost(1.0, 0.5)).draft({"0.01": 4}, StepLoad(1))
+
+    assert [asked for asked, _ in costly.asked] == [{"0.01"}]
+    assert drafts["0.01"].sources == (Source.HEAD,)
+
+
+def test_of_equally_likely_tokens_the_earlier_requests_are_taken() -> None:
+    """The third row is as dear as the step, so two of three tokens are taken."""
+    costs = StepCost(StepProfile((1, 3), (1, 2, 3), ((1.0, 1.0, 1.0), (1.0, 1.0)), 0, 0.0, (8, 16), (1.0, 1.0)))
+    free = choose_widths(dict.fromkeys("zay", (0.5,)), StepLoad(3), costs)
+    assert free.widths == {"z": 1, "a": 1, "y": 1}
+    assert _taken(dict.fromkeys("zay", (0.5, 0.25)), [0.5, 0.5, 0.5, 0.25, 0.25, 0.25], 2) == {"z": 1, "a": 1}
+    assert _taken(dict.fromkeys("zay", (0.5, 0.25)), [0.5, 0.5, 0.5, 0.25, 0.25, 0.25], 4) == {
+        "z": 2,
+        "a": 1,
+        "y": 1,
+    }
+
+
+def test_a_dear_first_row_hides_no_cheap_ones_behind_it() -> None:
+    """Steps take 1 without drafts, 1.9 with a row and hardly more with ten: a long draft pays, and is taken at once."""
+    widths = (1, 2, 11)
+    costs = StepCost(StepProfile((1,), widths, ((1.0, 1.9, 1.95),), 0, 0.0, (8, 16), (1.0, 1.0)))
+    drafter = Always(0.97)
+    assert len(controller(drafter, costs=costs).draft({"r": 10}, StepLoad(1))["r"].tokens) == 10
 
 
 def test_where_nobody_measured_costly_drafters_are_asked_as_well() -> None:

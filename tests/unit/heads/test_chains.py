@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ragspec.decoding.draft import Stakes
 from ragspec.decoding.head_drafter import ChainHead, Drafts, Ending, HeadDrafter, Reach
 from ragspec.decoding.native.head import NativeHead
 from ragspec.decoding.request import Request
@@ -140,6 +142,32 @@ def test_a_drafter_asks_for_what_it_knows_and_cuts_to_each_limit(chain: ChainHea
 
     assert {name: len(draft.tokens) for name, draft in drafts.items()} == {"a": 1, "b": 4}
     assert all(len(draft.tokens) == len(draft.evidence) == len(draft.sources) for draft in drafts.values())
+
+
+def test_a_drafter_prepares_a_prompts_own_tokens_once_and_tells_how_far_to_go(chain: ChainHead, target: Target) -> None:
+    asked: list[tuple[Sequence[Ending], Reach]] = []
+    prepared: list[tuple[int, ...]] = []
+
+    class Watching:
+        def extras(self, tokens: Iterable[int]) -> tuple[int, ...]:
+            prepared.append(tuple(tokens))
+            return tuple(tokens)
+
+        def draft(self, endings: Sequence[Ending], reach: Reach) -> Drafts:
+            asked.append((endings, reach))
+            return Drafts([(1,)] * len(endings), [(0.5,)] * len(endings), 1)
+
+    ticks = itertools.count()
+    drafter = HeadDrafter(Watching(), clock=lambda: float(next(ticks)))
+    drafter.begin(Request("a", (1, 2, 3)))
+    for _ in range(3):
+        drafter.observe("a", [4], states(target, 1)[0][None])
+        drafter.propose({"a": 4}, Stakes(token_seconds=10.0, row_seconds=2.0))
+
+    assert prepared == [(1, 2, 3)]
+    assert [endings[0].extras for endings, _ in asked] == [(1, 2, 3)] * 3
+    assert {reach.row_price for _, reach in asked} == {0.2}
+    assert [reach.step_price for _, reach in asked] == [0.0, 0.2, 0.2], "a step took a second, twice a tenth of a token"
 
 
 def test_a_drafter_without_hidden_states_says_so(chain: ChainHead) -> None:
