@@ -1,7 +1,7 @@
 """Whether the speculation head pays in batches: `python -m benchmarks.heads [--suites FOLDER]`.
 
-For each batch size two engines, one with lookup alone and one with the head beside it, decode the same prompts, a step of
-each in turn (`benchmarks.lockstep` says what is timed). FOLDER holds JSON Lines files with a field `prompt`; without it the
+For each batch size two engines, one with lookup alone and one with the head beside it, decode the same prompts side
+by side (`benchmarks.lockstep` says what is timed). FOLDER holds JSON Lines files with a field `prompt`; without it the
 prompts are the demo's. One at a time, by place and with the head alone: `ragspec head eval`.
 """
 
@@ -26,11 +26,11 @@ FLOOR = 1.0
 
 def make(settings: Settings, target: Target, batch: int) -> dict[str, Bench]:
     """One engine with lookup alone, one with the head too."""
-    profile = profile_steps(target, max_batch=batch, window=settings.context_window)
     both = make_drafters(settings, target)
     lookups = make_drafters(settings.model_copy(update={"head": "none"}), target)
     if not any(isinstance(drafter, HeadDrafter) for drafter in both):
-        sys.exit("there is no head for this target: set RAGSPEC_HEAD")
+        sys.exit("nothing drafts with a head: set RAGSPEC_HEAD, and RAGSPEC_MAX_DRAFT above 0")
+    profile = profile_steps(target, max_batch=batch, window=settings.context_window)
     return {
         "lookup": make_bench(target, settings, batch, lookups, profile),
         "both": make_bench(target, settings, batch, both, profile),

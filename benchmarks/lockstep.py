@@ -1,8 +1,10 @@
-"""Engines that decode the same prompts step by step in turns, so that what disturbs the machine disturbs all of them alike.
+"""Engines that decode the same prompts side by side, so that what disturbs the machine disturbs all of them alike.
+
+Always that one steps which has emitted least, so all of them end together.
 
 Decode speed is tokens a second in steps that carry no prompt and in which at least three quarters of the batch decode. Prompts
-are taken whole into one step, and from the second run on out of the cache, so that there are such steps; the first run is not
-counted.
+are taken whole into one step, so that there are such steps, in later runs out of the cache where it holds them. The first run
+is not counted.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,6 +44,7 @@ class WatchedTarget:
         self.seconds = 0.0
         self.sequences = 0
         self.rows = 0
+        self.wanted = 0
         self.prompt = False
 
     def __getattr__(self, name: str) -> Any:
@@ -56,6 +60,7 @@ class WatchedTarget:
         self.seconds = time.perf_counter() - began
         self.sequences = len(segments)
         self.rows = len(tokens)
+        self.wanted += len(rows)
         self.prompt = len(rows) < len(tokens)
         return output
 
@@ -131,7 +136,7 @@ def read_suites(folder: Path | None, target: Target, window: int, max_tokens: in
 
 @dataclass(frozen=True)
 class Bench:
-    """An engine for one batch size, and what watches it; `drafts` says whether its requests speculate."""
+    """An engine for one batch size, and what watches it; `drafts` says whether it has drafters."""
 
     engine: Engine
     watched: WatchedTarget
@@ -139,15 +144,19 @@ class Bench:
     batch: int
     drafts: bool
 
+    @property
+    def emitted(self) -> int:
+        """Tokens so far. Without drafts each row that is wanted gives one."""
+        return self.counter.emitted if self.drafts else self.watched.wanted
+
     def add(self, requests: Sequence[Request], number: int) -> None:
         """Requests of a run: a job of its own each time, since what an earlier run answered must not be copied from."""
         for request in requests:
-            sampling = replace(request.sampling, speculation=self.drafts)
-            self.engine.add(replace(request, sampling=sampling, group=f"{request.group}-{number}"))
+            self.engine.add(replace(request, group=f"{request.group}-{number}"))
 
     def step(self, run: Run) -> None:
         """One step, counted where it counts."""
-        before, prompts = self.counter.emitted, self.engine.prompt_tokens
+        before, prompts = self.emitted, self.engine.prompt_tokens
         began = time.perf_counter()
         done = self.engine.step()
         seconds = time.perf_counter() - began
@@ -156,7 +165,7 @@ class Bench:
         if not carried and 4 * self.watched.sequences >= 3 * self.batch:
             run.seconds += seconds
             run.inside_s += self.watched.seconds
-            run.tokens += self.counter.emitted - before if self.drafts else self.watched.sequences
+            run.tokens += self.emitted - before
             run.steps += self.watched.sequences
             run.drafted += self.watched.rows - self.watched.sequences
 
@@ -167,35 +176,31 @@ def make_bench(
     batch: int,
     drafters: Sequence[Drafter],
     profile: StepProfile,
-    *,
-    drafts: bool = True,
 ) -> Bench:
-    """An engine as a worker would have it, but that it takes whole prompts into one step."""
+    """An engine as a worker would have it, but that it takes whole prompts into one step, and drafts only with `drafters`."""
     watched, counter = WatchedTarget(target), Counter()
     engine = make_engine(
-        settings,
+        settings if drafters else settings.model_copy(update={"max_draft": 0}),
         cast("Target", watched),
         max_batch=batch,
         prefill_chunk=batch * settings.context_window,
         drafters=[*drafters, counter],
         step_profile=profile,
     )
-    return Bench(engine, watched, counter, batch, drafts)
+    return Bench(engine, watched, counter, batch, drafts=bool(drafters))
 
 
 def race(benches: Mapping[str, Bench], requests: Sequence[Request], runs: int) -> dict[str, list[Run]]:
-    """Let all of them decode the requests, a step of each in turn."""
+    """Let all of them decode the requests."""
     finished: dict[str, list[Run]] = {name: [] for name in benches}
     for number in range(runs + 1):
         current = {name: Run() for name in benches}
         for bench in benches.values():
             bench.add(requests, number)
-        order = list(benches)
-        while any(bench.engine.has_work for bench in benches.values()):
-            order.reverse()
-            for name in order:
-                if benches[name].engine.has_work:
-                    benches[name].step(current[name])
+        began = {name: bench.emitted for name, bench in benches.items()}
+        while at_work := [name for name, bench in benches.items() if bench.engine.has_work]:
+            last = min(at_work, key=lambda name: benches[name].emitted - began[name])
+            benches[last].step(current[last])
         if number:
             for name, run in current.items():
                 finished[name].append(run)
@@ -231,13 +236,19 @@ def rows_of(
     window = min(settings.context_window, target.context_window)
     suites = read_suites(wanted.suites, target, window, wanted.max_tokens)
     rows: list[dict[str, Any]] = []
+    benches: dict[str, Bench] = {}
     for batch in wanted.batches:
-        benches = make(settings, target, batch)
+        benches.clear()  # the next engines take the memory of the last
+        benches |= make(settings, target, batch)
         # As a worker does: what is loaded stays, and looking through it again and again takes a tenth of a second each time.
+        gc.collect()
         gc.freeze()
         for suite, requests in suites.items():
-            found = judge(race(benches, requests[: max(batch, wanted.prompts)], wanted.runs))
-            rows.append({"suite": suite, "batch": batch, **found})
+            runs = race(benches, requests[: max(batch, wanted.prompts)], wanted.runs)
+            if not all(run.steps for of in runs.values() for run in of):
+                print(f"{suite}: its prompts never fill three quarters of a batch of {batch}", file=sys.stderr)
+                continue
+            rows.append({"suite": suite, "batch": batch, **judge(runs)})
             if wanted.format == "text":
                 width = 2 + max(map(len, rows[0]))
                 if len(rows) == 1:

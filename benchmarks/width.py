@@ -1,6 +1,6 @@
 """Whether speculation wins at every batch size: `python -m benchmarks.width [--suites FOLDER]`.
 
-For each batch size two engines, one that drafts and one that does not, decode the same prompts, a step of each in turn
+For each batch size two engines, one that drafts and one that does not, decode the same prompts side by side
 (`benchmarks.lockstep` says what is timed). FOLDER holds JSON Lines files with a field `prompt` (Spec-Bench's rag.jsonl,
 qa.jsonl, summarization.jsonl); without it the prompts are the demo's.
 
@@ -31,8 +31,8 @@ def make(settings: Settings, target: Target, batch: int) -> dict[str, Bench]:
     """One engine that drafts and one that does not."""
     profile = profile_steps(target, max_batch=batch, window=settings.context_window)
     return {
-        name: make_bench(target, settings, batch, make_drafters(settings, target), profile, drafts=name == "drafts")
-        for name in ("plain", "drafts")
+        "plain": make_bench(target, settings, batch, [], profile),
+        "drafts": make_bench(target, settings, batch, make_drafters(settings, target), profile),
     }
 
 

@@ -1,0 +1,37 @@
+"""Benchmarks that race engines: both end together, and what is counted is what was emitted."""
+
+from __future__ import annotations
+
+from benchmarks.lockstep import make_bench, race
+from benchmarks.width import judge
+from ragspec.decoding.request import Request, Sampling
+from ragspec.decoding.step_cost import FREE
+from ragspec.settings import load_settings
+from tests import tiny
+from tests.unit.decoding import drafters
+
+
+def test_engines_race_side_by_side_and_their_tokens_are_counted() -> None:
+    target = tiny.target()
+    requests = [Request(str(i), (1, 2, 3 + i), Sampling(max_tokens=24), group="g") for i in range(12)]
+    answers = {request.id: tiny.generate(target, request) for request in requests}
+    settings = load_settings(prefix_cache=0.0)
+    oracle = drafters.NoisyOracle(answers, target.vocabulary)
+    benches = {
+        name: make_bench(target, settings, 4, panel, FREE) for name, panel in (("plain", []), ("drafts", [oracle]))
+    }
+
+    runs = race(benches, requests, 2)
+
+    for name, of in runs.items():
+        assert len(of) == 2
+        for run in of:
+            assert {done.request_id: done.acceptance.token_ids for done in run.done} == answers
+            assert 0 < run.tokens <= sum(map(len, answers.values()))
+            assert (run.tokens == run.steps) == (name == "plain"), (
+                "a sequence emits a token a step, or more with drafts"
+            )
+            assert 0 < run.inside_s < run.seconds
+    row = judge(runs)
+    assert row["acceptance_length"] > 1.5
+    assert row["drafted_per_step"] > 0
