@@ -1,4 +1,4 @@
-"""What the order of passages saves and costs: `python -m benchmarks.passage_order --data FOLDER [--limit N] [--count]`.
+"""What the order of passages saves and costs: `python -m benchmarks.passage_order --data FOLDER [--limit N] [--orders NAME ...] [--count]`.
 
 FOLDER holds `passages.jsonl` (id, title, text) and `questions.jsonl` (question, answers). The three best passages of each
 question are found by cosine similarity; then every question is answered by one engine with each order of passages in turn, the
@@ -53,7 +53,7 @@ ORDERS: dict[str, Arranging] = {
     "shared": lambda passages: arrange(passages, "shared"),
     "shared, best last": _longest_first_but_best_last,
 }
-#: Those that are decoded.
+#: Those that are decoded where none are named.
 DECODED = ("score", "shared", "shared, best last")
 
 
@@ -120,7 +120,9 @@ def count(prompts: dict[str, list[Prompt]]) -> None:
         print(f"{name:<20}{found[0] / total:>8.1%}{found[1] / total:>8.1%}{found[2] / total:>11.1%}", flush=True)
 
 
-def decode(settings: Settings, prompts: dict[str, list[Prompt]], gold: Sequence[Gold], max_tokens: int) -> None:
+def decode(
+    settings: Settings, prompts: dict[str, list[Prompt]], orders: Sequence[str], gold: Sequence[Gold], max_tokens: int
+) -> None:
     """Answer every question with each order and print scores and speed."""
     from ragspec.assembly import make_engine
     from ragspec.decoding.loading import load_configured
@@ -130,7 +132,7 @@ def decode(settings: Settings, prompts: dict[str, list[Prompt]], gold: Sequence[
     target = load_configured(settings)
     profile = profile_steps(target, max_batch=settings.max_batch, window=settings.context_window)
     print(f"{'order':<20}{'EM':>8}{'contains':>10}{'F1':>8}{'hits':>8}{'seconds':>10}{'questions/s':>13}")
-    for name in DECODED:
+    for name in orders:
         engine = make_engine(settings, target, step_profile=profile)
         started = time.perf_counter()
         for number, prompt in sorted(enumerate(prompts[name]), key=lambda numbered: numbered[1].token_ids):
@@ -157,6 +159,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--limit", type=int, help="questions used; default: all")
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--orders", nargs="+", choices=ORDERS, default=DECODED, help="which to answer with")
     parser.add_argument("--count", action="store_true", help="count shared prompt tokens only")
     wanted = parser.parse_args()
     settings = load_settings()
@@ -175,7 +178,7 @@ def main() -> None:
     if wanted.count:
         count(prompts)
     else:
-        decode(settings, prompts, [Gold(tuple(row["answers"])) for row in rows], wanted.max_tokens)
+        decode(settings, prompts, wanted.orders, [Gold(tuple(row["answers"])) for row in rows], wanted.max_tokens)
 
 
 main()
