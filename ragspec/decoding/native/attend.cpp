@@ -1,6 +1,7 @@
 // Attention of ragged segments over the packed cache: online softmax over blocks of 64 keys (FlashAttention, arXiv
 // 2205.14135). Blocks lie at absolute positions and each row folds them in order, so a row's result depends on nothing but
 // its query and its own keys: not on the width of the step, the chunk of the prompt or the sequences beside it.
+#include <algorithm>
 #include <cmath>
 
 #include "crew.h"
@@ -113,13 +114,20 @@ static void attend_tile(const Model& model, const Layer& layer, const Step& step
   }
 }
 
-void attend(const Model& model, const Layer& layer, const Step& step, const uint16_t* keys, const uint16_t* values) {
+void attend(const Model& model, const Layer& layer, const Step& step, const uint16_t* keys, const uint16_t* values,
+            const uint8_t* is_wanted) {
   const size_t slot_size = (size_t)step.capacity * model.head_dim;
-  const int units = step.tile_count * model.key_heads;
+  const int units = step.tile_count * model.key_heads, group = model.heads / model.key_heads;
+  const auto needed = [&](const Tile& tile) {
+    const uint8_t* of = is_wanted + step.segments[tile.segment].offset;
+    const uint8_t *first = of + tile.first / group, *end = of + (tile.first + tile.rows - 1) / group + 1;
+    return std::find(first, end, 1) != end;
+  };
   share_out(step.threads, units, [&](int unit) {
     // All tiles of a head of a sequence follow one another: its keys stay in the core's cache.
     const int key_head = unit % model.key_heads;
     const Tile& tile = step.tiles[unit / model.key_heads];
+    if (is_wanted && !needed(tile)) return;
     const size_t at = ((size_t)step.segments[tile.segment].slot * model.key_heads + key_head) * slot_size;
     switch (tile.rows) {
       case 1: attend_tile<1>(model, layer, step, tile, key_head, keys + at, values + at); break;

@@ -164,7 +164,7 @@ class Decoder:
             normalizers.data_ptr(),
             self._room("bytes", max(n, r) * widest, torch.uint8),
             self._room("scales", max(n, r), torch.float32),
-            self._room("wide", n * wide, torch.float32),
+            self._room("wide", max(n, r) * wide, torch.float32),
             self._room("queries", n * self.heads * self.head_dim, torch.bfloat16),
             self._room("mixed", n * self.heads * self.head_dim, torch.float32),
             None if self.phases is None else self.phases.data_ptr(),

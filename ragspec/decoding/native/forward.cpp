@@ -1,6 +1,7 @@
 // One forward pass of a Llama-shaped decoder over a packed, ragged step.
 #include <chrono>
 #include <cstring>
+#include <vector>
 
 #include "crew.h"
 #include "step.h"
@@ -28,6 +29,12 @@ class Clock {
   std::chrono::steady_clock::time_point last;
 };
 
+// The wanted rows of [tokens, width], one behind the other.
+void gather(const Step& step, const float* from, int width, float* to) {
+  for (int i = 0; i < step.wanted_count; i++)
+    std::memcpy(to + (size_t)i * width, from + (size_t)step.wanted[i] * width, width * sizeof(float));
+}
+
 }  // namespace
 
 extern "C" {
@@ -54,35 +61,45 @@ void ragspec_forward(const Model* model_pointer, const Step* step_pointer) {
   const int tokens = step.tokens, threads = step.threads;
   const size_t layer_size = (size_t)step.slot_count * model.key_heads * step.capacity * model.head_dim;
   Clock clock(step.seconds);
+  std::vector<uint8_t> is_wanted(tokens);
+  for (int i = 0; i < step.wanted_count; i++) is_wanted[step.wanted[i]] = 1;
+  float* hidden = step.hidden;
+  int rows = tokens;
   embed(model, step);
   for (int i = 0; i < model.layer_count; i++) {
     const Layer& layer = model.layers[i];
+    const bool last = i == model.layer_count - 1;
     uint16_t *keys = step.keys + i * layer_size, *values = step.values + i * layer_size;
-    normalize_quantize(layer.qkv, step.hidden, layer.attention_norm, model.epsilon, tokens, step.bytes, step.scales, threads);
+    normalize_quantize(layer.qkv, hidden, layer.attention_norm, model.epsilon, tokens, step.bytes, step.scales, threads);
     clock.lap(Phase::rows);
     multiply(layer.qkv, step.bytes, step.scales, tokens, step.wide, false, threads);
     clock.lap(Phase::products);
     encode_positions(model, layer, step, keys, values);
     clock.lap(Phase::rows);
-    attend(model, layer, step, keys, values);
+    if (last && !step.wanted_count) return;
+    attend(model, layer, step, keys, values, last ? is_wanted.data() : nullptr);
     clock.lap(Phase::attention);
-    quantize(layer.out, step.mixed, tokens, step.bytes, step.scales, threads);
+    const float* mixed = step.mixed;
+    if (last) {  // nobody reads the others: of most prompt tokens the last layer's keys and values are all that is needed
+      gather(step, step.hidden, model.hidden, step.states);
+      gather(step, step.mixed, layer.out.inputs, step.wide);
+      hidden = step.states;
+      mixed = step.wide;
+      rows = step.wanted_count;
+    }
+    quantize(layer.out, mixed, rows, step.bytes, step.scales, threads);
     clock.lap(Phase::rows);
-    multiply(layer.out, step.bytes, step.scales, tokens, step.hidden, true, threads);
+    multiply(layer.out, step.bytes, step.scales, rows, hidden, true, threads);
     clock.lap(Phase::products);
-    normalize_quantize(layer.gate_up, step.hidden, layer.mlp_norm, model.epsilon, tokens, step.bytes, step.scales, threads);
+    normalize_quantize(layer.gate_up, hidden, layer.mlp_norm, model.epsilon, rows, step.bytes, step.scales, threads);
     clock.lap(Phase::rows);
-    multiply(layer.gate_up, step.bytes, step.scales, tokens, step.wide, false, threads);
+    multiply(layer.gate_up, step.bytes, step.scales, rows, step.wide, false, threads);
     clock.lap(Phase::products);
-    gate_quantize(layer.down, step.wide, tokens, step.bytes, step.scales, threads);
+    gate_quantize(layer.down, step.wide, rows, step.bytes, step.scales, threads);
     clock.lap(Phase::rows);
-    multiply(layer.down, step.bytes, step.scales, tokens, step.hidden, true, threads);
+    multiply(layer.down, step.bytes, step.scales, rows, hidden, true, threads);
     clock.lap(Phase::products);
   }
-  if (!step.wanted_count) return;
-  for (int i = 0; i < step.wanted_count; i++)
-    std::memcpy(step.states + (size_t)i * model.hidden, step.hidden + (size_t)step.wanted[i] * model.hidden,
-                model.hidden * sizeof(float));
   normalize(step.states, model.final_norm, model.epsilon, step.wanted_count, model.hidden, step.states, threads);
   quantize(model.head, step.states, step.wanted_count, step.bytes, step.scales, threads);
   multiply(model.head, step.bytes, step.scales, step.wanted_count, step.logits, false, threads);

@@ -120,7 +120,9 @@ namespace ragspec {
 enum class Phase { products, attention, rows, output, count };
 
 void multiply(const Linear& weight, const uint8_t* x, const float* x_scale, int rows, float* out, bool add, int threads);
-void attend(const Model& model, const Layer& layer, const Step& step, const uint16_t* keys, const uint16_t* values);
+// `is_wanted`: null, or which tokens' attention is needed, [tokens]; the others' is left out where a tile has none that is.
+void attend(const Model& model, const Layer& layer, const Step& step, const uint16_t* keys, const uint16_t* values,
+            const uint8_t* is_wanted);
 void normalize(const float* x, const float* weight, float epsilon, int rows, int width, float* out, int threads);
 void normalize_quantize(const Linear& weight, const float* x, const float* norm, float epsilon, int rows, uint8_t* out,
                         float* scale, int threads);
