@@ -147,15 +147,17 @@ class WidthController:
     def _drafts(self, limits: Mapping[str, int], load: StepLoad) -> dict[str, Draft]:
         best: _Rated = {}
         choice: Choice | None = None
-        self._least = _least_survival(load, self._cost)
-        if self._thrift.allows():
+        if 2 * load.sequences <= self._costly_from:  # what did not pay in a batch may pay in half of it
+            self._costly_thrift.forgive()
+        asking, asking_costly = self._thrift.allows(), self._panel.has_costly and self._costly_thrift.allows()
+        if asking or asking_costly:
+            self._least = _least_survival(load, sum(limits.values()), self._cost)
+        if asking:
             began = self._clock()
             best = self._likeliest(best, self._panel.propose(limits))
             choice = self._choose(best, load)
             self._thrift.weigh(choice.gain, self._clock() - began)
-        if 2 * load.sequences <= self._costly_from:  # what did not pay in a batch may pay in half of it
-            self._costly_thrift.forgive()
-        if self._panel.has_costly and self._costly_thrift.allows():
+        if asking_costly:
             self._costly_from = load.sequences
             began = self._clock()
             choice = choice or self._choose(best, load)
@@ -196,10 +198,10 @@ class WidthController:
         return chosen
 
 
-def _least_survival(load: StepLoad, cost: StepCost) -> float:
-    """Below which no draft token of a step can pay by far."""
-    curve = cost.curve(load.without_prompts, load.sequences)
-    row = min((seconds - curve[0]) / rows for rows, seconds in enumerate(curve[1:], 1))
+def _least_survival(load: StepLoad, most: int, cost: StepCost) -> float:
+    """Below which none of a step's `most` draft tokens, at least one, can pay by far."""
+    curve = cost.curve(load.without_prompts, most)
+    row = min((seconds - curve[0]) / rows for rows, seconds in enumerate(curve[1 : most + 1], 1))
     return row * load.sequences / curve[0] / LEAST_SHARE
 
 
