@@ -92,6 +92,7 @@ class Run:
 
     Attributes:
         tokens: emitted.
+        passes: steps of the engine.
         steps: verify steps: one for each sequence in a step.
         drafted: draft tokens.
         seconds: of the steps.
@@ -100,6 +101,7 @@ class Run:
     """
 
     tokens: int = 0
+    passes: int = 0
     steps: int = 0
     drafted: int = 0
     seconds: float = 0.0
@@ -109,6 +111,10 @@ class Run:
     @property
     def speed(self) -> float:
         return self.tokens / self.seconds
+
+    @property
+    def milliseconds(self) -> float:
+        return 1000 * self.seconds / self.passes
 
     @property
     def outside(self) -> float:
@@ -166,6 +172,7 @@ class Bench:
             run.seconds += seconds
             run.inside_s += self.watched.seconds
             run.tokens += self.emitted - before
+            run.passes += 1
             run.steps += self.watched.sequences
             run.drafted += self.watched.rows - self.watched.sequences
 

@@ -4,6 +4,7 @@ For each batch size two engines, one that drafts and one that does not, decode t
 (`benchmarks.lockstep` says what is timed). FOLDER holds JSON Lines files with a field `prompt` (Spec-Bench's rag.jsonl,
 qa.jsonl, summarization.jsonl); without it the prompts are the demo's.
 
+`plain_ms` and `drafts_ms` are milliseconds of a step of the engine, `drafted_per_step` draft rows of a sequence in it, and
 `outside` is the share of a step's time that is not spent in the target's forward pass: scheduling, drafting, verification,
 bookkeeping. Medians of the runs; `least` is the lowest ratio of a run.
 """
@@ -49,6 +50,8 @@ def judge(runs: dict[str, list[Run]]) -> dict[str, Any]:
         "acceptance_length": round(tokens / steps, 2),
         "drafted_per_step": round(rows / steps, 2),
         "acceptance_rate": round((tokens - steps) / max(1, rows), 2),
+        "plain_ms": round(statistics.median(run.milliseconds for run in plain), 2),
+        "drafts_ms": round(statistics.median(run.milliseconds for run in drafted), 2),
         "outside_plain": round(statistics.median(run.outside for run in plain), 3),
         "outside": round(statistics.median(run.outside for run in drafted), 3),
     }

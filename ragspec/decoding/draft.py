@@ -82,6 +82,10 @@ class Draft:
         probabilities = None if self.probabilities is None else self.probabilities[:limit]
         return Draft(self.tokens[:limit], self.sources[:limit], probabilities, self.evidence[:limit])
 
+    def followed_by(self, other: Draft) -> Draft:
+        """The tokens of both, none of which were sampled, and all of which have evidence or none."""
+        return Draft(self.tokens + other.tokens, self.sources + other.sources, None, self.evidence + other.evidence)
+
 
 class Drafter(Protocol):
     """Proposes next tokens. The engine calls `begin`, then `observe` and `propose` in turns, then `end`.
@@ -112,6 +116,20 @@ class Drafter(Protocol):
 
     def end(self, request_id: str) -> None:
         """A request left; forget it."""
+        ...
+
+
+class ExtendingDrafter(Drafter, Protocol):
+    """A drafter that can go on where another's draft ends."""
+
+    def extend(self, request_id: str, tokens: Sequence[int], limit: int) -> Draft:
+        """What it would propose if those tokens had been emitted.
+
+        Args:
+            request_id: whose.
+            tokens: another's draft, at least one.
+            limit: most tokens behind it.
+        """
         ...
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from ragspec.decoding.acceptance import Source
-from ragspec.decoding.draft import Draft, Drafter, Evidence, Stakes
+from ragspec.decoding.draft import Draft, Drafter, Evidence, ExtendingDrafter, Stakes
 from ragspec.decoding.request import Request
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ class DraftingPanel:
         self.wants_hidden = any(getattr(drafter, "wants_hidden", False) for drafter in drafters)
         self._cheap = tuple(drafter for drafter in drafters if not getattr(drafter, "costly", False))
         self._costly = tuple(drafter for drafter in drafters if drafter not in self._cheap)
+        self._extending = tuple(cast("ExtendingDrafter", one) for one in self._cheap if hasattr(one, "extend"))
 
     def begin(self, request: Request) -> None:
         """Introduce a request to every drafter."""
@@ -69,6 +70,20 @@ class DraftingPanel:
     def propose_costly(self, limits: Mapping[str, int], stakes: Stakes) -> dict[str, list[Draft]]:
         """Those of the others."""
         return self._ask(self._costly, limits, stakes)
+
+    def extended(self, request_id: str, draft: Draft, limit: int) -> Draft:
+        """A draft, and behind it what the first drafter that can would copy there, up to `limit` tokens together."""
+        room = limit - len(draft.tokens)
+        if room <= 0 or not draft.evidence or draft.probabilities is not None:
+            return draft
+        for drafter in [able for able in self._extending if able in self._trusted.get(request_id, ())]:
+            try:
+                behind = self._checked(drafter.extend(request_id, draft.tokens, room), room)
+                if behind.evidence and behind.probabilities is None:
+                    return draft.followed_by(behind)
+            except Exception as error:  # noqa: BLE001 - a drafter can only cost time
+                self._distrust(drafter, request_id, "extend", error)
+        return draft
 
     def _ask(self, drafters: Sequence[Drafter], limits: Mapping[str, int], *stakes: Stakes) -> dict[str, list[Draft]]:
         drafts: dict[str, list[Draft]] = {}

@@ -18,7 +18,7 @@ from ragspec.decoding.acceptance import Source
 from ragspec.decoding.draft import Draft
 from ragspec.decoding.job_answers import ANSWER_START, JobAnswers
 from ragspec.decoding.lookup_evidence import evidence
-from ragspec.decoding.matching import MatchIndex
+from ragspec.decoding.matching import LONGEST_MATCH, MatchIndex
 from ragspec.decoding.request import Request
 
 
@@ -43,6 +43,10 @@ class OwnTextDrafter:
         """Copy what most often followed the longest match of each text's ending."""
         return {request_id: self._texts[request_id].draft(limit) for request_id, limit in limits.items() if limit > 0}
 
+    def extend(self, request_id: str, tokens: Sequence[int], limit: int) -> Draft:
+        """See `ragspec.decoding.draft.ExtendingDrafter`: a head foresees how a sentence begins, and the rest is copied."""
+        return self._texts[request_id].draft(limit, tokens)
+
     def end(self, request_id: str) -> None:
         """Drop the text and its index."""
         self._texts.pop(request_id, None)
@@ -59,18 +63,21 @@ class _OwnText:
         for start, end in request.passage_spans:
             self._sources[start:end] = [Source.PASSAGE] * (end - start)
 
-    def draft(self, limit: int) -> Draft:
+    def draft(self, limit: int, ahead: Sequence[int] = ()) -> Draft:
+        """What follows the text and, behind it, `ahead`."""
         if self.unread:
             self.index.extend(self.unread)
             self.unread.clear()
-        match = self.index.find(self.index.tokens)
+        text = self.index.tokens
+        match = self.index.find([*text[-LONGEST_MATCH:], *ahead] if ahead else text)
         if match is None:
             return Draft()
         place, votes = self.index.elect(match)
         # A copy that reaches the text's end goes on with what it has copied, as in LZ77: a text that repeats itself
         # at a short distance has earned a long draft all the same.
-        period = self.index.end - place
-        tokens, sources = self.index.read(place, limit), self._sources[place : place + limit]
+        period = self.index.end + len(ahead) - place
+        tokens = [*self.index.read(place, limit), *ahead][:limit]
+        sources = self._sources[place : place + limit]
         sources += [Source.ANSWER] * (len(tokens) - len(sources))
         if period < limit:
             tokens, sources = (tokens * (limit // period + 1))[:limit], (sources * (limit // period + 1))[:limit]

@@ -138,7 +138,7 @@ class WidthController:
             best = self._likeliest({}, self._panel.propose(limits))
             best = self._likeliest(best, self._panel.propose_costly(limits, FREE_STAKES))
             return {request_id: draft for request_id, (draft, _) in best.items()}
-        return self._drafts(limits, load) if limits else {}
+        return self._drafts(limits, load) if any(limits.values()) else {}
 
     def record(self, request_id: str, draft: Draft, accepted: int) -> None:
         """Learn from what a verify step tested; called for every sequence that decoded, with or without a draft."""
@@ -163,7 +163,7 @@ class WidthController:
             choice = choice or self._choose(best, load)
             unsure = {i: limit for i, limit in limits.items() if _first(best.get(i)) < SURE}
             if unsure:
-                best = self._weighed_together(best, self._panel.propose_costly(unsure, choice.stakes))
+                best = self._weighed_together(best, self._panel.propose_costly(unsure, choice.stakes), unsure)
                 without, choice = choice, self._choose(best, load)
                 self._costly_thrift.weigh(choice.gain - without.gain, self._clock() - began)
         if choice is None:
@@ -176,13 +176,19 @@ class WidthController:
     def _rated(self, request_id: str, draft: Draft) -> tuple[Draft, list[float]]:
         return draft, self._rates.survival(request_id, draft, self._least)
 
-    def _weighed_together(self, best: _Rated, proposed: Mapping[str, Sequence[Draft]]) -> _Rated:
-        """The same where drafts come of sources that know nothing of each other."""
+    def _weighed_together(
+        self, best: _Rated, proposed: Mapping[str, Sequence[Draft]], limits: Mapping[str, int]
+    ) -> _Rated:
+        """The same where drafts come of sources that know nothing of each other: one may go on where the other ends."""
         chosen = dict(best)
         for request_id, drafts in proposed.items():
             offers: list[Draft] = []
             for drafted in drafts:
-                offers += weigh_together(best[request_id][0], drafted) if request_id in best else (drafted,)
+                copied, ahead = weigh_together(best[request_id][0] if request_id in best else Draft(), drafted)
+                # A copy that begins like the head's draft is what would be copied behind it.
+                if copied.tokens[: len(ahead.tokens)] != ahead.tokens:
+                    ahead = self._panel.extended(request_id, ahead, limits[request_id])
+                offers += (copied, ahead)
             rated = [self._rated(request_id, draft) for draft in offers]
             chosen[request_id] = max(rated, key=lambda pair: sum(pair[1]))
         return chosen

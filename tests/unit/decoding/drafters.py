@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from ragspec.decoding.acceptance import Source
-from ragspec.decoding.draft import Draft
+from ragspec.decoding.draft import Draft, Evidence
 from ragspec.decoding.request import Request
 
 
@@ -92,7 +93,7 @@ class RaisesInBeginAndEnd(Quiet):
 
 
 class ProposesNonsense(Quiet):
-    """Tokens outside the vocabulary, missing sources, too many tokens, requests nobody asked for, bad probabilities."""
+    """Tokens outside the vocabulary, missing sources, too many tokens, unasked requests, bad probabilities or evidence."""
 
     name = "proposes nonsense"
 
@@ -101,24 +102,30 @@ class ProposesNonsense(Quiet):
         self._random = random.Random(seed)
 
     def propose(self, limits: Mapping[str, int]) -> Mapping[str, Draft]:
-        drafts: dict[str, Draft] = {"nobody": Draft((1,), (Source.HEAD,))}
-        for request_id, limit in limits.items():
-            drafts[request_id] = self._random.choice(
-                [
-                    Draft((10**9,), (Source.HEAD,)),
-                    Draft((-1,), (Source.HEAD,)),
-                    Draft((1, 2), (Source.HEAD,)),
-                    Draft((1,) * (limit + 50), (Source.HEAD,) * (limit + 50)),
-                    Draft((1,), (Source.HEAD,), torch.ones(2, 2)),
-                    Draft((1,), (Source.TARGET,)),
-                    Draft((1,), (99,)),
-                    Draft((1,), (Source.HEAD,), torch.full((1, self._vocabulary), float("nan"))),
-                    Draft((1,), (Source.HEAD,), torch.ones(1, self._vocabulary)),
-                    Draft((1,), (Source.HEAD,), torch.eye(self._vocabulary)[2:3]),
-                    None,
-                ]
-            )
-        return drafts
+        return {"nobody": self._nonsense(1)} | {name: self._nonsense(limit) for name, limit in limits.items()}
+
+    def extend(self, request_id: str, tokens: Sequence[int], limit: int) -> Draft:
+        del request_id, tokens
+        return self._nonsense(limit)
+
+    def _nonsense(self, limit: int) -> Any:
+        return self._random.choice(
+            [
+                Draft((10**9,), (Source.HEAD,)),
+                Draft((-1,), (Source.HEAD,)),
+                Draft((1, 2), (Source.HEAD,)),
+                Draft((1,) * (limit + 50), (Source.HEAD,) * (limit + 50)),
+                Draft((1,), (Source.HEAD,), torch.ones(2, 2)),
+                Draft((1,), (Source.TARGET,)),
+                Draft((1,), (99,)),
+                Draft((1,), (Source.HEAD,), torch.full((1, self._vocabulary), float("nan"))),
+                Draft((1,), (Source.HEAD,), torch.ones(1, self._vocabulary)),
+                Draft((1,), (Source.HEAD,), torch.eye(self._vocabulary)[2:3]),
+                Draft((1,), (Source.HEAD,), None, (Evidence("nonsense", 0.5),)),
+                Draft((1,), (Source.HEAD,), None, (0.5,)),
+                None,
+            ]
+        )
 
 
 class NowAndThen(NoisyOracle):
@@ -141,6 +148,10 @@ class NowAndThen(NoisyOracle):
     def propose(self, limits: Mapping[str, int]) -> Mapping[str, Draft]:
         self._maybe_raise()
         return super().propose(limits)
+
+    def extend(self, request_id: str, tokens: Sequence[int], limit: int) -> Draft:
+        self._maybe_raise()
+        return Draft((tokens[-1],) * limit, (Source.ANSWER,) * limit, None, (Evidence("extended", 0.9),) * limit)
 
     def _maybe_raise(self) -> None:
         if self._dice.random() < 0.05:

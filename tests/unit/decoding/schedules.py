@@ -123,7 +123,7 @@ class Schedule:
         """Count what the engine does unseen, and let its clock be drawn too: what is cut and when drafters rest hangs on it."""
         panel, width, cache = self.engine._panel, self.engine._width, self.engine._cache
         propose, draft, copy_prefix = panel.propose, width.draft, cache.copy_prefix
-        propose_costly = panel.propose_costly
+        propose_costly, extended = panel.propose_costly, panel.extended
         proposed: dict[str, list[Draft]] = {}
         time, pace = random.Random(self.seed), self.rng.choice([1e-6, 1e-6, 1e-6, 0.2, 2.0])
         now = 0.0
@@ -159,8 +159,14 @@ class Schedule:
                 proposed[request_id] = [*proposed.get(request_id, []), *drafts]
             return offers
 
+        def watched_extended(request_id: str, ahead: Draft, limit: int) -> Draft:
+            whole = extended(request_id, ahead, limit)
+            proposed[request_id] = [*proposed[request_id], whole]
+            self.seen["extended"] += len(whole.tokens) > len(ahead.tokens)
+            return whole
+
         panel.propose, width.draft, width._clock = watched_propose, watched_draft, clock
-        panel.propose_costly = watched_costly
+        panel.propose_costly, panel.extended = watched_costly, watched_extended
         cache.copy_prefix = watched_copy
 
     def run(self) -> None:

@@ -82,6 +82,27 @@ def test_a_text_that_comes_in_pieces_is_drafted_from_as_one_that_comes_at_once()
         assert drafts[0].tokens
 
 
+def test_what_is_copied_behind_anothers_draft_is_what_would_be_copied_if_it_had_been_emitted() -> None:
+    """Unless the match lies in that draft itself, which nobody has indexed."""
+    rng = random.Random(4)
+    matched = 0
+    for _ in range(500):
+        prompt, emitted = ([rng.randrange(12) for _ in range(rng.randrange(1, size))] for size in (60, 10))
+        ahead = [rng.randrange(12) for _ in range(rng.randrange(1, 7))]
+        if ahead[-1] in (emitted[-1], *ahead[:-1]):
+            continue
+        drafter = OwnTextDrafter()
+        drafter.begin(Request("r", tuple(prompt), passage_spans=((0, len(prompt) // 2),)))
+        drafter.observe("r", emitted, None)
+        limit = rng.randrange(1, 12)
+
+        draft = drafter.extend("r", ahead, limit)
+
+        assert draft == propose(prompt, emitted + ahead, limit, ((0, len(prompt) // 2),))
+        matched += bool(draft.tokens)
+    assert matched > 100
+
+
 def test_sources_tell_passage_prompt_and_answer_apart() -> None:
     prompt = [1, 2, 3, 4, 5, 6, 7, 8]
     from_passage = propose(prompt, [1, 2], spans=((0, 4),))

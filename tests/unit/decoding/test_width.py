@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import operator
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -372,6 +373,56 @@ def test_what_was_left_undone_while_drafters_rested_is_not_their_price() -> None
     thrift.weigh(5.0, 50.0)
 
     assert thrift.allows(), "at 1 it pays, at 50 it would not"
+
+
+class Extends(drafters.Quiet):
+    """Copies nothing by itself; behind another's draft it goes on with twos."""
+
+    name = "extends"
+
+    def extend(self, request_id: str, tokens: Sequence[int], limit: int) -> Draft:
+        assert request_id == "0.2"
+        return Draft((2,) * limit, (Source.PASSAGE,) * limit, None, (Evidence("behind", 0.9),) * limit)
+
+
+def test_a_copy_goes_on_where_a_costly_draft_ends() -> None:
+    """Each token with its own source and evidence, and both together no longer than may be."""
+    panel = DraftingPanel([Extends(), Costly(0.0)], 40)
+    panel.begin(Request("0.2", (1,)))
+
+    drafts = WidthController(panel, cost(1.0, 0.001), clock=lambda: 0.0).draft({"0.2": 7}, StepLoad(1))
+
+    ahead = drafts["0.2"].sources.count(Source.HEAD)
+    assert 0 < ahead < 7
+    assert drafts["0.2"].sources == (Source.HEAD,) * ahead + (Source.PASSAGE,) * (7 - ahead)
+    assert [evidence.kind for evidence in drafts["0.2"].evidence[ahead:]] == ["behind"] * (7 - ahead)
+
+
+def test_a_copy_that_agrees_with_a_costly_draft_is_not_copied_behind_it_again() -> None:
+    class Agrees(Copies):
+        def propose(self, limits: Mapping[str, int]) -> Mapping[str, Draft]:
+            return {name: replace(draft, tokens=(7,)) for name, draft in super().propose(limits).items()}
+
+        def extend(self, request_id: str, tokens: Sequence[int], limit: int) -> Draft:
+            raise AssertionError((request_id, tokens, limit))
+
+    costly = Costly(0.0)
+    panel = DraftingPanel([Agrees(), costly], 40)
+    panel.begin(Request("0.2", (1,)))
+    WidthController(panel, cost(1.0, 0.001), clock=lambda: 0.0).draft({"0.2": 4}, StepLoad(1))
+
+    assert len(costly.asked) == 1
+    assert panel.failures == 0
+
+
+def test_nobody_is_asked_where_no_token_may_be_drafted() -> None:
+    """As at the last token of every answer."""
+    drafter = Always()
+    chooser = controller(drafter, costs=cost(1.0, 0.1))
+
+    assert chooser.draft({"r": 0, "s": 0}, StepLoad(2)) == {}
+    assert drafter.asked == 0
+    assert chooser.draft({"r": 0, "s": 2}, StepLoad(2)).keys() == {"s"}
 
 
 def test_where_nobody_measured_costly_drafters_are_asked_as_well() -> None:
