@@ -1,4 +1,6 @@
-"""What the order of passages saves and costs: `python -m benchmarks.passage_order --data FOLDER [--limit N] [--orders NAME ...] [--count]`.
+"""What the order of passages saves and costs.
+
+`python -m benchmarks.passage_order --data FOLDER [--limit N] [--orders NAME ...] [--count]`
 
 FOLDER holds `passages.jsonl` (id, title, text) and `questions.jsonl` (question, answers). The three best passages of each
 question are found by cosine similarity; then every question is answered by one engine with each order of passages in turn, the
