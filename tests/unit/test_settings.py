@@ -57,6 +57,51 @@ def test_two_settings_that_do_not_fit_are_both_named_and_no_secret_is(
     assert caught.value.message == f"{below} must be below {above}."
 
 
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        ("RAGSPEC_REDIS_URL", "redis://:hunter2@host:notaport/0"),
+        ("RAGSPEC_REDIS_URL", "redis://:hunter2@host:99999"),
+        ("RAGSPEC_REDIS_URL", "redis://:hunter2@[::1"),
+        ("RAGSPEC_REDIS_URL", "redis://:hunter2/5@host"),
+        ("RAGSPEC_REDIS_URL", "amqp://:hunter2@host"),
+        ("RAGSPEC_CHROMA_URL", "http://me:hunter2@host:notaport"),
+        ("RAGSPEC_CHROMA_URL", "host:8000"),
+    ],
+)
+def test_an_address_that_is_none_is_refused_by_its_setting_without_its_password(
+    monkeypatch: pytest.MonkeyPatch, name: str, address: str
+) -> None:
+    monkeypatch.setenv(name, address)
+
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+
+    assert caught.value.message.startswith(f"{name}=***: must be ")
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["redis://:p%2F@host/0", "rediss://[::1]:6380/1", "redis://host"])
+def test_an_address_that_is_one_is_taken(address: str) -> None:
+    assert load_settings(redis_url=address).require_redis() == address
+
+
+NUMBERS = [name for name, field in Settings.model_fields.items() if field.annotation is float]
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
+@pytest.mark.parametrize("field", NUMBERS)
+def test_a_number_that_is_not_finite_is_refused(monkeypatch: pytest.MonkeyPatch, field: str, value: str) -> None:
+    name = PREFIX + field.upper()
+    monkeypatch.setenv(name, value)
+
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+
+    assert f"{name}={value!r}: " in caught.value.message
+    assert "stale_after" in NUMBERS
+
+
 def test_addresses_of_ragspec_up_count_while_it_runs(tmp_path: Path) -> None:
     (tmp_path / SERVICES_FILE).parent.mkdir()
     (tmp_path / SERVICES_FILE).write_text('{"redis_url": "redis://127.0.0.1:1/0"}')
