@@ -227,7 +227,7 @@ def info(head_folder: Path | None, *, as_json: bool) -> None:
     """
     from dataclasses import asdict
 
-    from ragspec.heads.checkpoint import WEIGHTS, read_head_card, shipped_heads
+    from ragspec.heads.card import WEIGHTS, read_head_card, shipped_heads
 
     folders = [head_folder] if head_folder else shipped_heads()
     if not folders:

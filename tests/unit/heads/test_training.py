@@ -20,7 +20,8 @@ from ragspec.decoding.target import Target
 from ragspec.errors import InputError, SettingsError
 from ragspec.heads.acceptance import measure
 from ragspec.heads.batches import positions
-from ragspec.heads.checkpoint import CARD, WEIGHTS, load_head, read_head_card
+from ragspec.heads.card import CARD, WEIGHTS, read_head_card
+from ragspec.heads.checkpoint import load_head
 from ragspec.heads.data import write_answers
 from ragspec.heads.loading import find_head, load_head_drafter, make_chain
 from ragspec.heads.report import write_report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from ragspec.errors import SettingsError
+from ragspec.heads.card import CARD, shipped_heads
 from ragspec.services.beat import beat_part
 from ragspec.services.home import run_folder, worker_report
+from ragspec.services.preflight import check_worker
 from ragspec.services.worker import worker_part
 from ragspec.settings import Settings
 from worker import supervisor
@@ -33,6 +37,56 @@ def test_an_engine_that_gives_up_at_once_ends_the_worker_with_its_status(tmp_pat
 
     assert done.returncode == 69, done.stderr
     assert list((tmp_path / "run").iterdir()) == []
+    assert b"resident: ended with status 69" in done.stderr
+    assert b"again in" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"RAGSPEC_HEAD": "{folder}"}, b"RAGSPEC_HEAD={folder}: {folder} holds no speculation head"),
+        ({"RAGSPEC_DATABASE_URL": "postgresql://host/jobs?x=y"}, b"RAGSPEC_DATABASE_URL cannot be used"),
+    ],
+)
+@pytest.mark.parametrize("command", [("-m", "worker"), ("-m", "ragspec", "worker"), ("-m", "ragspec", "up")])
+def test_a_wrong_setting_is_named_before_anything_starts(
+    command: Sequence[str], variables: dict[str, str], said: bytes, tmp_path: Path
+) -> None:
+    home, folder = tmp_path / "home", str(tmp_path)
+    given = {name: value.replace("{folder}", folder) for name, value in variables.items()}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RAGSPEC_HOME": str(home), **given}
+
+    done = subprocess.run([sys.executable, *command], cwd=tmp_path, env=environment, check=False, capture_output=True)
+
+    assert done.returncode == 78, done.stderr
+    assert done.stderr.startswith(b"error[bad_setting]: " + said.replace(b"{folder}", folder.encode()))
+    assert done.stdout == b""
+    assert not home.exists()
+
+
+def test_a_wrong_head_is_no_matter_where_nothing_is_drafted(tmp_path: Path) -> None:
+    check_worker(Settings(head=str(tmp_path), max_draft=0))
+    with pytest.raises(SettingsError, match="RAGSPEC_HEAD"):
+        check_worker(Settings(head=str(tmp_path)))
+
+
+def test_a_head_whose_weights_are_missing_is_found_out_without_torch(tmp_path: Path) -> None:
+    shutil.copy(shipped_heads()[0] / CARD, tmp_path)
+    code = """
+import sys
+from ragspec.errors import SettingsError
+from ragspec.services.preflight import check_worker
+from ragspec.settings import load_settings
+try:
+    check_worker(load_settings(head=sys.argv[1]))
+except SettingsError as error:
+    assert "head.safetensors" in error.message and "torch" not in sys.modules
+    print("found")
+"""
+
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, capture_output=True)
+
+    assert done.stdout == b"found\n", done.stderr
 
 
 def test_the_engines_socket_lies_in_a_folder_of_the_workers_own(tmp_path: Path) -> None:
@@ -79,12 +133,14 @@ def test_a_child_that_ends_is_started_again_after_a_pause(monkeypatch: pytest.Mo
     child._process.wait()
 
     assert child.ended() == 3
+    child.schedule()
     assert child.ended() is None
     assert not child.start_if_due()
     clock[0] += 0.6
     assert child.start_if_due()
     child._process.wait()
     assert child.ended() == 3
+    child.schedule()
     clock[0] += 0.6
     assert not child.start_if_due()  # the second pause is longer
     clock[0] += 0.6
