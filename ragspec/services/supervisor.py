@@ -20,6 +20,7 @@ from ragspec.services.plan import Configured, plan_stores, plan_workers
 from ragspec.services.preflight import check_stores, check_worker
 from ragspec.services.record import ProcessId, Record, State, end, forget_record, hold_home, read_record
 from ragspec.services.secret import write_secret
+from ragspec.services.worker import forget_dead_workers
 from ragspec.settings import SERVICES_FILE, Settings, load_settings, mask_url
 
 #: Deaths in a row after which a part is given up, and all the others with it.
@@ -67,6 +68,7 @@ def run_up(say: Say, *, with_worker: bool = True, with_flower: bool = True) -> N
             for leftover in end(record.children):
                 say(f"{leftover.name}: ended process {leftover.pid}, left behind by an earlier `ragspec up`")
         forget_record(home)
+        forget_dead_workers(home)
         # Addresses of services that are gone would pass for configured ones.
         (home / SERVICES_FILE).unlink(missing_ok=True)
         with Interrupts() as interrupts:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,9 +17,10 @@ import pytest
 from ragspec.errors import SettingsError
 from ragspec.heads.card import CARD, shipped_heads
 from ragspec.services.beat import beat_part
+from ragspec.services.detach import stop_detached
 from ragspec.services.home import run_folder, worker_report
 from ragspec.services.preflight import check_worker
-from ragspec.services.worker import worker_part
+from ragspec.services.worker import forget_dead_workers, worker_part
 from ragspec.settings import Settings
 from worker import supervisor
 from worker.child import Child
@@ -156,6 +160,64 @@ def test_a_report_comes_and_goes(tmp_path: Path) -> None:
     remove(tmp_path, 7)
     remove(tmp_path, 7)
     assert list(run_folder(tmp_path).iterdir()) == []
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """One whose path has room for a socket's name."""
+    with tempfile.TemporaryDirectory(prefix="ragspec-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_what_a_killed_worker_left_is_taken_away_and_a_living_ones_stays(tmp_path: Path, short_folder: Path) -> None:
+    """Also where its process id is another's by now."""
+    run_folder(tmp_path).mkdir()
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    told_at = {"dead": (ended.pid, time.time()), "reused": (os.getppid(), 1.0), "alive": (os.getpid(), time.time())}
+    for name, (pid, updated_at) in told_at.items():
+        (short_folder / name).mkdir()
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(short_folder / name / "engine.sock"))
+        said = Report(pid, "ready", str(short_folder / name / "engine.sock"), "model@1", 12, updated_at)
+        write(tmp_path, said)
+
+    forget_dead_workers(tmp_path)
+
+    assert [path.name for path in short_folder.iterdir()] == ["alive"]
+    assert list(run_folder(tmp_path).iterdir()) == [worker_report(tmp_path, os.getpid())]
+    assert (short_folder / "alive" / "engine.sock").exists()
+
+
+def test_a_file_that_is_no_socket_is_left_alone_whatever_a_report_says(tmp_path: Path) -> None:
+    run_folder(tmp_path).mkdir()
+    (tmp_path / "precious").write_text("kept")
+    write(tmp_path, Report(os.getppid(), "ready", str(tmp_path / "precious"), "model@1", 12, 1.0))
+
+    forget_dead_workers(tmp_path)
+
+    assert (tmp_path / "precious").read_text() == "kept"
+    assert not worker_report(tmp_path, os.getppid()).exists()
+
+
+def test_a_worker_that_starts_takes_away_what_a_killed_one_left(tmp_path: Path) -> None:
+    run_folder(tmp_path).mkdir()
+    write(tmp_path, Report(os.getppid(), "ready", "/nowhere/engine.sock", "model@1", 12, 1.0))
+
+    subprocess.run([sys.executable, "-c", SUPERVISE, str(tmp_path)], check=False, capture_output=True)
+
+    assert list(run_folder(tmp_path).iterdir()) == []
+
+
+def test_down_takes_away_what_a_killed_worker_left(tmp_path: Path) -> None:
+    run_folder(tmp_path).mkdir()
+    write(tmp_path, Report(os.getppid(), "ready", "/nowhere/engine.sock", "model@1", 12, 1.0))
+    said: list[str] = []
+
+    stop_detached(tmp_path, said.append)
+
+    assert list(run_folder(tmp_path).iterdir()) == []
+    assert said == [f"Nothing runs in {tmp_path}."]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
