@@ -92,7 +92,7 @@ def _options(wanted: dict[str, Any]) -> dict[str, Any]:
     except ValidationError as error:
         fault = error.errors()[0]
         field = ".".join(str(part) for part in fault["loc"])
-        raise NotAskableError("bad_option", f"{field}: {fault['msg']}.") from None
+        raise NotAskableError("bad_option", f"{field}: {fault['msg'].removeprefix('Value error, ')}.") from None
     for stop in options.stop or ():
         if not stop:
             raise NotAskableError("bad_option", "stop: an empty string would end every answer at once.")

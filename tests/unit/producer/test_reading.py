@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,7 @@ def test_a_quoted_field_keeps_its_line_breaks_and_the_next_row_its_line(tmp_path
         ('{"question": "Who?", "temperature": NaN}', "bad_option"),
         ('{"question": "Who?", "stop": ""}', "bad_option"),
         ('{"question": "Who?", "max_tokens": "many"}', "bad_option"),
+        ('{"question": "Who?", "max_tokens": true}', "bad_option"),
         ('{"question": "Who?", "repetition_penalty": 0}', "bad_option"),
         ('{"question": "Who?", "presence_penalty": 2.5}', "bad_option"),
         ('{"question": "Who?", "logit_bias": {"yes": 1}}', "bad_option"),
@@ -173,6 +175,22 @@ def test_an_endless_line_is_never_held_in_memory(tmp_path: Path, monkeypatch: py
     assert longest <= MAX_LINE_BYTES + 2
     assert faults(rows) == [(1, "question_too_long")]
     assert questions(rows) == [("row-000002", "Who?")]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((name, True) for name in RowOptions.model_fields if name not in {"stop", "logit_bias"}),
+        ("logit_bias", {"17": False}),
+    ],
+)
+def test_a_truth_value_is_no_number_in_a_row(tmp_path: Path, field: str, value: object) -> None:
+    """Neither in a line of ours nor in one of OpenAI's, where it would pass for 1."""
+    (row,) = read(write(tmp_path, "q.jsonl", json.dumps({"question": "Who?", field: value})))
+
+    assert isinstance(row, RowFault)
+    assert (row.line, row.code) == (1, "bad_option")
+    assert re.fullmatch(rf"{field}[.17]*: must be a number, not (true|false)\.", row.message)
 
 
 @pytest.mark.parametrize(
