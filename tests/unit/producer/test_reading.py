@@ -18,10 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from producer.formats import detect
+from producer.rows import fitted
 from producer.source import MAX_LINE_BYTES, open_source
 from producer.submit import read_rows
 from ragspec.errors import InputError, NotFoundError
-from ragspec.jobs.options import MAX_QUESTION_CHARS, RowOptions
+from ragspec.jobs.options import MAX_QUESTION_CHARS, AnswerOptions, RowOptions
 from ragspec.jobs.row import ParsedRow, RowFault
 
 
@@ -191,6 +192,26 @@ def test_a_truth_value_is_no_number_in_a_row(tmp_path: Path, field: str, value: 
     assert isinstance(row, RowFault)
     assert (row.line, row.code) == (1, "bad_option")
     assert re.fullmatch(rf"{field}[.17]*: must be a number, not (true|false)\.", row.message)
+
+
+@pytest.mark.parametrize(
+    ("own", "job", "said"),
+    [
+        ({"min_tokens": 200}, {}, "min_tokens: the row's 200 is more than max_tokens, the job's 128."),
+        ({"max_tokens": 4}, {"min_tokens": 5}, "min_tokens: the job's 5 is more than max_tokens, the row's 4."),
+        ({"min_tokens": 9, "max_tokens": 8}, {}, "min_tokens: the row's 9 is more than max_tokens, the row's 8."),
+        ({"min_tokens": 200, "max_tokens": 200}, {}, None),
+        ({"min_tokens": 128}, {}, None),
+        ({}, {"min_tokens": 5, "max_tokens": 5}, None),
+    ],
+)
+def test_a_least_length_lies_not_above_the_greatest_whoever_sets_them(
+    own: dict[str, int], job: dict[str, int], said: str | None
+) -> None:
+    row = ParsedRow(3, "a", "Who?", own)
+    refused = RowFault(3, "bad_option", said or "", "Lower the one, or give the row the other too.", "a")
+
+    assert fitted(row, AnswerOptions(collection="docs", **job)) == (refused if said else row)
 
 
 @pytest.mark.parametrize(
