@@ -234,7 +234,20 @@ def test_one_bad_csv_row_is_named_and_the_others_are_read(tmp_path: Path, row: s
 def test_a_quote_that_is_never_closed_ends_at_the_longest_field(tmp_path: Path) -> None:
     rows = read(write(tmp_path, "q.csv", 'question\n"' + ("x" * 99 + "\n") * 20_000))
 
-    assert faults(rows)[0] == (2, "question_too_long")
+    assert isinstance(rows[0], RowFault)
+    assert (rows[0].line, rows[0].code) == (2, "question_too_long")
+    assert "has more than 131072 characters by line 1312." in rows[0].message
+
+
+@pytest.mark.parametrize(("name", "delimiter"), [("q.csv", ","), ("q.tsv", "\t")])
+def test_a_quote_that_is_never_closed_is_named_by_the_row_in_which_it_opens(
+    tmp_path: Path, name: str, delimiter: str
+) -> None:
+    rows = read(write(tmp_path, name, f'id{delimiter}question\nx{delimiter}Who?\ny{delimiter}"What?\n' + "z\n" * 50))
+
+    assert questions(rows) == [("x", "Who?")]
+    assert faults(rows) == [(3, "unclosed_quote")]
+    assert "line 53." in str(rows[1])
 
 
 @pytest.mark.parametrize(
