@@ -6,10 +6,12 @@ Precedence, highest first: environment variables, `.env` in the working director
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
 from collections.abc import Collection
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -21,6 +23,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from ragspec.errors import ServiceUnavailableError, SettingsError
 
 PREFIX = "RAGSPEC_"
+#: What variables begin with that only the tests read.
+_OF_TESTS = f"{PREFIX}TEST_"
 #: What `ragspec up` writes while it runs: {"redis_url": ..., "database_url": ..., "chroma_url": ..., "flower_url": ...}
 SERVICES_FILE = Path("run") / "services.json"
 #: Names that stand for the models that ship as Python wheels.
@@ -283,6 +287,24 @@ def mask_url(secret: str) -> str:
     credentials, at, address = rest.rpartition("@")
     del credentials
     return f"{scheme}://{'***@' if at else ''}{address}"
+
+
+def unknown_settings() -> dict[str, str]:
+    """Variables of the environment and of `.env` that are called like settings and are none.
+
+    Returns:
+        Each one's name, and that of the setting nearest to it, or empty where none is near.
+    """
+    from pydantic_settings import DotEnvSettingsSource
+
+    named = set(os.environ)
+    with suppress(OSError, ValueError):  # a `.env` that cannot be read is another matter
+        named |= set(DotEnvSettingsSource(Settings).env_vars)
+    ours = {name.upper() for name in named if name.upper().startswith(PREFIX)}
+    fields = [name.upper() for name in Settings.model_fields]
+    strange = sorted(name.removeprefix(PREFIX) for name in ours if not name.startswith(_OF_TESTS))
+    near = {name: difflib.get_close_matches(name, fields, n=1) for name in strange if name not in fields}
+    return {PREFIX + name: PREFIX + found[0] if found else "" for name, found in near.items()}
 
 
 def setting_origins() -> dict[str, str]:

@@ -9,7 +9,7 @@ import pytest
 
 from ragspec.errors import ServiceUnavailableError, SettingsError
 from ragspec.services.record import hold_home
-from ragspec.settings import PREFIX, SERVICES_FILE, Settings, load_settings
+from ragspec.settings import PREFIX, SERVICES_FILE, Settings, load_settings, unknown_settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -125,6 +125,28 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
 
     assert load_settings().home == Path("~/.ragspec").expanduser()
     assert load_settings().database_url is None
+
+
+def test_a_misspelt_variable_is_named_with_its_nearest_setting_wherever_it_stands(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RAGSPEC_MAX_BATHC", "32")
+    monkeypatch.setenv("RAGSPEC_MAX_BATCH", "32")
+    monkeypatch.setenv("RAGSPEC_TEST_REDIS_URL", "redis://host")
+    (tmp_path / ".env").write_text("ragspec_modle=mine\nRAGSPEC_ZZZ=1\nOTHER=2\n")
+
+    assert unknown_settings() == {
+        "RAGSPEC_MAX_BATHC": "RAGSPEC_MAX_BATCH",
+        "RAGSPEC_MODLE": "RAGSPEC_MODEL",
+        "RAGSPEC_ZZZ": "",
+    }
+
+
+def test_an_env_file_that_cannot_be_read_stops_no_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAGSPEC_MODLE", "mine")
+    (tmp_path / ".env").write_bytes(b"\xff\xfe\x00")
+
+    assert unknown_settings() == {"RAGSPEC_MODLE": "RAGSPEC_MODEL"}
 
 
 @pytest.mark.parametrize("package", ["ragspec", "producer", "worker", "benchmarks"])
