@@ -28,7 +28,8 @@ def detect(source: Source) -> Format:
     """The format, by the file's name or else by its first bytes, which only JSON Lines and Parquet give away.
 
     Raises:
-        InputError: neither tells (`unknown_format`), or there are no bytes (`empty_file`).
+        InputError: neither tells (`unknown_format`; `not_gzip` where the name says gzip and the bytes do not), or there are no
+            bytes (`empty_file`).
     """
     first = source.stream.peek(64)
     if not first:
@@ -40,6 +41,12 @@ def detect(source: Source) -> Format:
         return "parquet"
     if first.lstrip(_BOM_AND_SPACE).startswith(b"{"):
         return "jsonl"
+    if source.name.lower().endswith(".gz"):  # `open_source` takes the ending from what is gzip
+        raise InputError(
+            f"{source.name} is not gzip, though its name ends with .gz.",
+            f"Rename it, or name its format: --format {'|'.join(FORMATS)}.",
+            code="not_gzip",
+        )
     raise InputError(
         f"The format of {_called(source)} cannot be told from its name.",
         f"Name it: --format {'|'.join(FORMATS)}.",

@@ -9,10 +9,11 @@ from typing import Any
 
 from producer.formats import Format
 from producer.rows import KNOWN_FIELDS, QUESTION_FIELDS
-from producer.source import MAX_LINE_BYTES, Source, lines, seekable
+from producer.source import MAX_LINE_BYTES, Source, seekable
 from ragspec.errors import InputError
 from ragspec.jobs.options import MAX_QUESTION_CHARS
 from ragspec.jobs.row import RowFault
+from ragspec.streams import bounded_lines
 
 #: Where a row starts, and its fields.
 Record = tuple[int, Mapping[str, Any]]
@@ -44,7 +45,7 @@ def read_records(
 
 
 def _decoded(source: Source) -> Iterator[tuple[int, str] | RowFault]:
-    for number, line in lines(source.stream):
+    for number, line in bounded_lines(source.stream, MAX_LINE_BYTES):
         if line is None:
             yield RowFault(
                 number,
@@ -119,15 +120,16 @@ def _delimited(source: Source, delimiter: str) -> Iterator[Record | RowFault]:
 def _csv_rows(source: Source, delimiter: str) -> Iterator[tuple[int, list[str]] | RowFault]:
     """Rows that are not blank, with the line they start on; a quoted field may hold line breaks."""
     faults: list[RowFault] = []
-    start = 0
+    start = last = 0
 
     def feed() -> Iterator[str]:
-        nonlocal start
+        nonlocal start, last
         for line in _decoded(source):
             if isinstance(line, RowFault):
                 faults.append(line)
                 continue
-            start = start or line[0]
+            last = line[0]
+            start = start or last
             yield line[1] + "\n"
 
     # strict: a stray quote is a fault of its row, not a question with half a file in it.
@@ -138,9 +140,7 @@ def _csv_rows(source: Source, delimiter: str) -> Iterator[tuple[int, list[str]] 
         try:
             values = next(reader, None)
         except csv.Error as error:
-            # The module's own limit on a field, 131,072 characters, ends a quote that is never closed.
-            code = "question_too_long" if "field limit" in str(error) else "bad_csv_row"
-            row = RowFault(start, code, f"Not a row: {error}.", 'Put a field with quotes in it as "say ""so""".')
+            row = _csv_fault(start, last, str(error))
         else:
             if values is None:
                 yield from faults
@@ -151,6 +151,17 @@ def _csv_rows(source: Source, delimiter: str) -> Iterator[tuple[int, list[str]] 
         faults.clear()
         if row is not None:
             yield row
+
+
+def _csv_fault(start: int, last: int, reason: str) -> RowFault:
+    """What is wrong with the row that was read from line `start` to line `last`, given what the csv module says."""
+    if "field limit" in reason:  # where it stops reading on behind a quote that is never closed
+        what = f"A field that begins in this row has more than {csv.field_size_limit()} characters by line {last}."
+        return RowFault(start, "question_too_long", what, "See whether its quote is closed.")
+    if "unexpected end of data" in reason:
+        what = f"A quote that opens in this row is never closed: the file was read as one field up to its end, line {last}."
+        return RowFault(start, "unclosed_quote", what, "Close it; nothing behind it was read as rows.")
+    return RowFault(start, "bad_csv_row", f"Not a row: {reason}.", 'Put a field with quotes in it as "say ""so""".')
 
 
 def _parquet(source: Source, columns: Collection[str]) -> Iterator[Record | RowFault]:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from producer.openai import is_batch_line, unpack
 from producer.refusal import NotAskableError
-from ragspec.jobs.options import MAX_QUESTION_CHARS, RowOptions
+from ragspec.jobs.options import MAX_QUESTION_CHARS, AnswerOptions, RowOptions
 from ragspec.jobs.row import ParsedRow, RowFault
 
 #: Names of the question's field; the first that a row has counts.
@@ -36,6 +36,21 @@ def parse_row(line: int, fields: Mapping[str, Any]) -> ParsedRow | RowFault:
         return ParsedRow(line, custom_id or f"row-{line:06d}", _checked(question), _options(wanted))
     except NotAskableError as fault:
         return RowFault(line, fault.code, fault.message, fault.advice, custom_id)
+
+
+def fitted(row: ParsedRow, job: AnswerOptions) -> ParsedRow | RowFault:
+    """The row, unless its least length lies above its greatest, either of which may be the job's."""
+    whose = {name: "row" if name in row.row_options else "job" for name in ("min_tokens", "max_tokens")}
+    least, most = (row.row_options.get(name, getattr(job, name)) for name in whose)
+    if least <= most:
+        return row
+    return RowFault(
+        row.line,
+        "bad_option",
+        f"min_tokens: the {whose['min_tokens']}'s {least} is more than max_tokens, the {whose['max_tokens']}'s {most}.",
+        "Lower the one, or give the row the other too.",
+        row.custom_id,
+    )
 
 
 def _custom_id(fields: Mapping[str, Any]) -> str | None:
@@ -92,7 +107,7 @@ def _options(wanted: dict[str, Any]) -> dict[str, Any]:
     except ValidationError as error:
         fault = error.errors()[0]
         field = ".".join(str(part) for part in fault["loc"])
-        raise NotAskableError("bad_option", f"{field}: {fault['msg']}.") from None
+        raise NotAskableError("bad_option", f"{field}: {fault['msg'].removeprefix('Value error, ')}.") from None
     for stop in options.stop or ():
         if not stop:
             raise NotAskableError("bad_option", "stop: an empty string would end every answer at once.")

@@ -1,4 +1,4 @@
-"""The bytes of a question file: opened, unzipped, cut into lines of bounded length."""
+"""The bytes of a question file: opened and unzipped."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import IO, cast
 
 from ragspec.errors import InputError, NotFoundError
+from ragspec.streams import is_gzip
 
 #: A line longer than this is skipped unread. A question of `MAX_QUESTION_CHARS` fits with room to spare, even if
 #: every character of it is written as a JSON escape of 12 bytes.
 MAX_LINE_BYTES = 2 * 2**20
-_GZIP_MAGIC = b"\x1f\x8b"
-_UTF8_BOM = b"\xef\xbb\xbf"
 #: No UTF-8 file begins so.
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 _CHUNK = 2**16
@@ -52,7 +51,7 @@ def open_source(path: str) -> Iterator[Source]:
         raw = sys.stdin.buffer if path == "-" else stack.enter_context(_open(path))
         # Typed as what it is: standard input is buffered too.
         stream = cast("BufferedReader", raw)
-        zipped = stream.peek(2)[:2] == _GZIP_MAGIC
+        zipped = is_gzip(stream)
         if zipped:
             unzipped = stack.enter_context(gzip.GzipFile(fileobj=stream))
             stream = stack.enter_context(BufferedReader(unzipped))
@@ -65,22 +64,6 @@ def open_source(path: str) -> Iterator[Source]:
             raise InputError(
                 f"{path} is a damaged gzip file: {error}.", "Write it again.", code="corrupt_gzip"
             ) from error
-
-
-def lines(stream: BufferedReader) -> Iterator[tuple[int, bytes | None]]:
-    """Lines with their numbers, from 1, without line ends and byte order mark; None for one over `MAX_LINE_BYTES`."""
-    number = 0
-    limit = MAX_LINE_BYTES + len(b"\r\n")
-    while line := stream.readline(limit):
-        number += 1
-        if len(line) == limit and not line.endswith(b"\n"):
-            while (rest := stream.readline(_CHUNK)) and not rest.endswith(b"\n"):
-                pass
-            yield number, None
-            continue
-        if number == 1:
-            line = line.removeprefix(_UTF8_BOM)
-        yield number, line.rstrip(b"\r\n")
 
 
 @contextmanager

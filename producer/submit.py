@@ -9,7 +9,7 @@ from typing import Literal
 
 from producer.formats import Format, detect
 from producer.records import read_records
-from producer.rows import parse_row
+from producer.rows import fitted, parse_row
 from producer.source import Source, open_source
 from ragspec.corpus.store import check_collection
 from ragspec.errors import ServiceUnavailableError
@@ -68,7 +68,8 @@ def submit(
     app = celery_app(settings)
     try:
         with open_source(path) as source, reachable(engine):
-            rows = read_rows(source, file_format or detect(source))
+            parsed = read_rows(source, file_format or detect(source))
+            rows = (fitted(row, options) if isinstance(row, ParsedRow) else row for row in parsed)
             check_collection(settings, options.collection)
             check_broker(app)
             recorded = record_job(

@@ -6,19 +6,25 @@ Precedence, highest first: environment variables, `.env` in the working director
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
+from collections.abc import Collection
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from ragspec.errors import ServiceUnavailableError, SettingsError
 
 PREFIX = "RAGSPEC_"
+#: What variables begin with that only the tests read.
+_OF_TESTS = f"{PREFIX}TEST_"
 #: What `ragspec up` writes while it runs: {"redis_url": ..., "database_url": ..., "chroma_url": ..., "flower_url": ...}
 SERVICES_FILE = Path("run") / "services.json"
 #: Names that stand for the models that ship as Python wheels.
@@ -28,6 +34,9 @@ DEFAULT_EMBEDDER = "all-minilm-l6-v2"
 #: A shard is claimed and lost as a whole; beyond this nothing is gained.
 MAX_SHARD_SIZE = 1_000_000
 
+#: What the address of a service begins with.
+_SCHEMES = {"redis_url": ("redis", "rediss"), "chroma_url": ("http", "https")}
+
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -36,7 +45,12 @@ class Settings(BaseSettings):
     """All settings; field `x` is read from `RAGSPEC_X`."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_file=".env", env_ignore_empty=True, extra="ignore", frozen=True
+        env_prefix=PREFIX,
+        env_file=".env",
+        env_ignore_empty=True,
+        extra="ignore",
+        frozen=True,
+        allow_inf_nan=False,
     )
 
     home: Path = Field(Path("~/.ragspec"), description="State of the embedded services, model cache, logs.")
@@ -116,6 +130,17 @@ class Settings(BaseSettings):
         except RuntimeError as error:
             msg = f"no home folder is known for {path.parts[0]}" if path else str(error)
             raise ValueError(msg) from error
+
+    @field_validator("redis_url", "chroma_url")
+    @classmethod
+    def _is_address(cls, url: SecretStr | None, of: ValidationInfo) -> SecretStr | None:
+        schemes = _SCHEMES[str(of.field_name)]
+        if url is not None and not _is_url(url.get_secret_value(), schemes):
+            # What `urlsplit` says quotes the address, perhaps its password.
+            known = " or ".join(f"{scheme}://host:port" for scheme in schemes)
+            msg = f"must be {known}, the port a number; in a password write / ? # @ as %2F %3F %23 %40"
+            raise ValueError(msg)
+        return url
 
     @field_validator("device")
     @classmethod
@@ -244,6 +269,16 @@ def _explain(error: ValidationError) -> str:
     return " ".join(dict.fromkeys(lines))
 
 
+def _is_url(text: str, schemes: Collection[str]) -> bool:
+    """Whether it is an address with one of the schemes; its port, where it has one, is a number up to 65535."""
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:  # the port, or brackets that do not close
+        return False
+    return parts.scheme in schemes and port != 0
+
+
 def mask_url(secret: str) -> str:
     """The address without what lets one in: `redis://:hunter2@host/0` becomes `redis://***@host/0`."""
     scheme, separator, rest = secret.partition("://")
@@ -252,6 +287,24 @@ def mask_url(secret: str) -> str:
     credentials, at, address = rest.rpartition("@")
     del credentials
     return f"{scheme}://{'***@' if at else ''}{address}"
+
+
+def unknown_settings() -> dict[str, str]:
+    """Variables of the environment and of `.env` that are called like settings and are none.
+
+    Returns:
+        Each one's name, and that of the setting nearest to it, or empty where none is near.
+    """
+    from pydantic_settings import DotEnvSettingsSource
+
+    named = set(os.environ)
+    with suppress(OSError, ValueError):  # a `.env` that cannot be read is another matter
+        named |= set(DotEnvSettingsSource(Settings).env_vars)
+    ours = {name.upper() for name in named if name.upper().startswith(PREFIX)}
+    fields = [name.upper() for name in Settings.model_fields]
+    strange = sorted(name.removeprefix(PREFIX) for name in ours if not name.startswith(_OF_TESTS))
+    near = {name: difflib.get_close_matches(name, fields, n=1) for name in strange if name not in fields}
+    return {PREFIX + name: PREFIX + found[0] if found else "" for name, found in near.items()}
 
 
 def setting_origins() -> dict[str, str]:

@@ -40,18 +40,22 @@ class Child:
         log.info("%s: started, pid %d", self.name, self._process.pid)
 
     def ended(self) -> int | None:
-        """The exit status, once, if the process has ended since the last call; a restart is then scheduled."""
+        """The exit status, once, if the process has ended since the last call."""
         status = self._process.poll() if self._process else None
         if status is None:
             return None
         self._process = None
+        log.warning("%s: ended with status %d", self.name, status)
+        return status
+
+    def schedule(self) -> None:
+        """Have a process that has ended started again by `start_if_due`, after a pause."""
         now = time.monotonic()
         if now - self._started_at > HEALTHY_AFTER_S:
             self._pause_s = FIRST_PAUSE_S
         self._start_at = now + self._pause_s
-        log.warning("%s: ended with status %d; again in %.1f s", self.name, status, self._pause_s)
+        log.warning("%s: again in %.1f s", self.name, self._pause_s)
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
-        return status
 
     def start_if_due(self) -> bool:
         """Start it again once its pause is over; True if this call did."""

@@ -15,6 +15,8 @@ from types import FrameType
 
 from ragspec.interpreter import PYTHON
 from ragspec.services.home import run_folder
+from ragspec.services.preflight import check_worker
+from ragspec.services.worker import forget_dead_workers
 from ragspec.settings import Settings, child_environment
 from worker import report
 from worker.child import Child
@@ -47,8 +49,13 @@ def run(settings: Settings, resident: Sequence[str] = RESIDENT) -> int:
 
     Returns:
         The exit status: 0, or the resident's where it can never become ready.
+
+    Raises:
+        SettingsError: a setting is known to be wrong before anything is started.
     """
+    check_worker(settings)
     run_folder(settings.home).mkdir(parents=True, exist_ok=True)
+    forget_dead_workers(settings.home)
     # Of the owner alone, and of this process alone: containers that share a home may share process ids too.
     with tempfile.TemporaryDirectory(prefix="ragspec-", dir=_socket_parent()) as folder:
         try:
@@ -111,7 +118,8 @@ class _Supervisor:
                     break
                 if self._model:  # nodes without an engine would only take messages that they cannot answer
                     for node in self._nodes:
-                        node.ended()
+                        if node.ended() is not None:
+                            node.schedule()
                         node.start_if_due()
                 self._report()
         finally:
@@ -126,6 +134,7 @@ class _Supervisor:
             self._state = "starting"
             if not self._model and status > 0:  # it gave up by itself before it was ever ready: no model, say
                 return status
+            self._resident.schedule()
         if self._resident.start_if_due() or self._resident.pid is None:
             return None
         pong = self._watch.look()

@@ -63,6 +63,11 @@ def cli() -> None:
       ragspec ingest docs/ --collection handbook
       ragspec submit questions.jsonl --collection handbook --wait
     """
+    from ragspec.settings import unknown_settings
+
+    for name, near in unknown_settings().items():
+        advice = f"Did you mean {near}?" if near else "`ragspec config` lists every setting."
+        click.echo(f"warning[unknown_setting]: There is no setting {name}; it is passed over. {advice}", err=True)
 
 
 def main() -> None:

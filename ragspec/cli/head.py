@@ -65,8 +65,8 @@ def data(
 
     Without --collection it writes about built-in topics and answers questions about them: no corpus is needed, and nothing of
     yours goes into the head. With --collection it answers your questions, from the passages found for each and from memory, and
-    summarises those passages; without --questions it asks about the passages itself. Ctrl-C keeps what is written; more can
-    be added by another run.
+    summarises those passages; without --questions it asks about the passages itself. Ctrl-C keeps what is written, and the same
+    command goes on there. Another seed, collection or file of questions adds to it; no prompt is answered twice into a folder.
 
     A token takes two bytes for each number of a hidden state: 1.2 GB a million tokens for the default model.
 
@@ -97,7 +97,7 @@ def data(
     except KeyboardInterrupt:
         click.echo(f"\nstopped; what was written to {out} can be trained on", err=True)
         sys.exit(130)
-    click.echo(f"{counted(written, 'token')} written to {out}")
+    click.echo(f"{counted(written, 'token')} written to {out}{'' if written else '; it has all these answers already'}")
 
 
 def _check_options(collection: str | None) -> None:
@@ -227,7 +227,7 @@ def info(head_folder: Path | None, *, as_json: bool) -> None:
     """
     from dataclasses import asdict
 
-    from ragspec.heads.checkpoint import WEIGHTS, read_head_card, shipped_heads
+    from ragspec.heads.card import WEIGHTS, read_head_card, shipped_heads
 
     folders = [head_folder] if head_folder else shipped_heads()
     if not folders:

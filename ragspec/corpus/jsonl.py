@@ -6,12 +6,18 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 from ragspec.corpus.parse import decode_utf8
 from ragspec.errors import InputError
+from ragspec.streams import bounded_lines, is_gzip
+
+#: A line longer than this is skipped unread: more than any passage, and hundreds of lines are in memory together.
+MAX_LINE_BYTES = 2 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +51,13 @@ def read_passages(path: Path) -> Iterator[GivenPassage | BadLine]:
     """Each line's passage, or what is wrong with it; empty lines are passed over.
 
     Raises:
-        InputError: code `unreadable_file`: the file cannot be opened or unpacked any further.
+        InputError: the file cannot be opened or unpacked any further (code `unreadable_file`), or it is called gzip and is
+            none (code `not_gzip`).
     """
     try:
         with _open(path) as stream:
-            for number, line in enumerate(stream, 1):
-                if not line.strip():
+            for number, line in bounded_lines(stream, MAX_LINE_BYTES):
+                if line is not None and not line.strip():
                     continue
                 try:
                     yield _passage(number, line)
@@ -60,11 +67,23 @@ def read_passages(path: Path) -> Iterator[GivenPassage | BadLine]:
         raise InputError(f"It cannot be read: {error}.", code="unreadable_file") from error
 
 
-def _open(path: Path) -> IO[bytes]:
-    return cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix.lower() == ".gz" else path.open("rb")
+@contextmanager
+def _open(path: Path) -> Iterator[BufferedReader[Any]]:
+    with path.open("rb") as stream:
+        if path.suffix.lower() != ".gz":
+            yield stream
+            return
+        if stream.peek(1) and not is_gzip(stream):
+            raise InputError("It is not gzip, though its name ends with .gz.", "Rename it, or zip it.", code="not_gzip")
+        with BufferedReader(gzip.GzipFile(fileobj=stream)) as unzipped:
+            yield unzipped
 
 
-def _passage(number: int, line: bytes) -> GivenPassage:
+def _passage(number: int, line: bytes | None) -> GivenPassage:
+    if line is None:
+        raise InputError(
+            f"The line has more than {MAX_LINE_BYTES} bytes.", "Cut its text into passages.", code="line_too_long"
+        )
     try:
         row = json.loads(decode_utf8(line))
     except (ValueError, RecursionError) as error:

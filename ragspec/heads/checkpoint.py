@@ -1,14 +1,12 @@
-"""A head on disk: weights in safetensors, and a card that says what it is for and what it does."""
+"""A head on disk: its weights in safetensors beside its card."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -17,40 +15,9 @@ from safetensors.torch import load_file, save_file
 from ragspec.decoding.target import Target
 from ragspec.errors import InputError
 from ragspec.heads.architecture import Head, HeadShape, make_head
+from ragspec.heads.card import CARD, WEIGHTS, HeadCard, read_head_card
 
-WEIGHTS, CARD = "head.safetensors", "card.json"
-#: Heads inside the package, a folder each.
-_SHIPPED = Path(__file__).parent / "shipped"
 _DRAFT_TOKENS = "draft_tokens"
-#: Beyond any width, depth or vocabulary.
-_MOST = 10_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class HeadCard:
-    """What a head is.
-
-    Attributes:
-        architecture: its name in the registry.
-        target: `name@fingerprint` of the decoder it was trained for.
-        vocabulary: of that decoder.
-        hidden: width of that decoder's states.
-        inner: width of the head's own layer.
-        depth: tokens ahead that it was trained for.
-        epsilon: of its norms.
-        training: data, recipe and version, as they were.
-        measured: acceptance on the answers held back.
-    """
-
-    architecture: str
-    target: str
-    vocabulary: int
-    hidden: int
-    inner: int
-    depth: int
-    epsilon: float
-    training: Mapping[str, Any] = field(default_factory=dict)
-    measured: Mapping[str, Any] = field(default_factory=dict)
 
 
 def save_head(head: Head, card: HeadCard, folder: Path) -> None:
@@ -64,37 +31,6 @@ def save_head(head: Head, card: HeadCard, folder: Path) -> None:
     part = folder / f"{CARD}.part"
     part.write_text(json.dumps(asdict(card), indent=1) + "\n", encoding="utf-8")
     part.replace(folder / CARD)
-
-
-def read_head_card(folder: Path) -> HeadCard:
-    """The card.
-
-    Raises:
-        InputError: there is none, or it is none (code `bad_head`).
-    """
-    try:
-        card = HeadCard(**json.loads((folder / CARD).read_text(encoding="utf-8")))
-        _check(card)
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        msg = f"{folder} holds no speculation head: {error}."
-        raise InputError(msg, "Give a folder that `ragspec head train` wrote.", code="bad_head") from error
-    return card
-
-
-def _check(card: HeadCard) -> None:
-    counts = {name: getattr(card, name) for name in ("hidden", "inner", "depth", "vocabulary")}
-    wrong = [name for name, value in counts.items() if type(value) is not int or not 0 < value <= _MOST]
-    wrong += [name for name in ("architecture", "target") if not isinstance(getattr(card, name), str)]
-    if not (isinstance(card.epsilon, float) and 0.0 <= card.epsilon < 1.0):
-        wrong.append("epsilon")
-    if wrong:
-        msg = f"its card says {', '.join(f'{name}={getattr(card, name)!r}' for name in wrong)}"
-        raise ValueError(msg)
-
-
-def shipped_heads() -> list[Path]:
-    """The folders of the heads inside the package."""
-    return sorted(card.parent for card in _SHIPPED.glob(f"*/{CARD}"))
 
 
 def load_head(folder: Path) -> tuple[Head, HeadCard]:

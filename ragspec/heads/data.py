@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -32,6 +33,8 @@ def write_topic_answers(
     progress: Progress | None = None,
 ) -> int:
     """Have the target write about the built-in topics and answer questions about them; returns the tokens written.
+
+    What the folder has an answer for is not asked again, so that a run which was stopped goes on.
 
     Args:
         target: who writes.
@@ -64,7 +67,7 @@ def write_answers(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> int:
-    """Have the target answer requests; returns the tokens written."""
+    """Have the target answer those requests for which the folder has no answer; returns the tokens written."""
     writer = AnswerWriter(folder, DataCard(target.identity, target.hidden_size, source, seed))
     with writer:
         _exhaust(_run(target, requests, writer, window, progress))
@@ -74,15 +77,35 @@ def write_answers(
 def _run(
     target: Target, requests: Iterable[Request], writer: AnswerWriter, window: int, progress: Progress | None
 ) -> Iterator[tuple[int, str]]:
-    """Answer and write, and give each answer's number and text."""
+    """Answer and write what the folder has no answer for, and give each request's number and answer."""
     counts: Counter[str] = Counter()
-    for recording in record(target, requests, batch=BATCH, window=window):
+    found: list[tuple[int, str]] = []
+    prompts: dict[str, str] = {}
+
+    def unanswered() -> Iterator[Request]:
+        for request in requests:
+            prompt = _fingerprint(request)
+            text = writer.text_of(prompt)
+            if text is None:
+                prompts[request.id] = prompt
+                yield request
+            else:
+                found.append((PromptName.parse(request.id).number, text))
+
+    for recording in record(target, unanswered(), batch=BATCH, window=window):
         name = PromptName.parse(recording.request_id)
-        writer.add(name.kind, name.key, recording.tokens, recording.hidden)
+        prompt = prompts.pop(recording.request_id)
+        writer.add(name.kind, name.key, recording.tokens, recording.hidden, prompt=prompt, text=recording.text)
         counts[name.kind] += 1
         if progress is not None:
             progress(name.kind, counts[name.kind], writer.written)
         yield name.number, recording.text
+    yield from found
+
+
+def _fingerprint(request: Request) -> str:
+    """SHA-256 of what is asked and how: the same twice has the same answer."""
+    return hashlib.sha256(repr((request.prompt, request.sampling)).encode()).hexdigest()
 
 
 def _exhaust(running: Iterator[object]) -> None:

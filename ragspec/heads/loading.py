@@ -12,8 +12,9 @@ from ragspec.decoding.native.weights import mixable
 from ragspec.decoding.target import Target
 from ragspec.errors import InputError, SettingsError
 from ragspec.heads.architecture import Head
+from ragspec.heads.card import NONE, bad_setting, chosen_head, read_head_card, shipped_heads
 from ragspec.heads.chain import TorchChain
-from ragspec.heads.checkpoint import head_identity, load_head, misfit, read_head_card, shipped_heads
+from ragspec.heads.checkpoint import head_identity, load_head, misfit
 from ragspec.heads.recurrent import RecurrentHead
 
 log = logging.getLogger(__name__)
@@ -32,17 +33,13 @@ def find_head(name: str, target: Target) -> Path | None:
     Raises:
         SettingsError: the folder holds no head, or one that does not fit the target; the message says why.
     """
-    if name == "none":
+    if name == NONE:
         return None
-    if name == "auto":
+    chosen = chosen_head(name)
+    if chosen is None:
         return next((folder for folder in shipped_heads() if misfit(read_head_card(folder), target) is None), None)
-    folder = Path(name).expanduser()
-    try:
-        reason = misfit(read_head_card(folder), target)
-    except InputError as error:
-        msg = f"RAGSPEC_HEAD={name}: {error.message}"
-        raise SettingsError(msg, "Give a folder that `ragspec head train` wrote, `auto` or `none`.") from error
-    if reason:
+    folder, card = chosen
+    if reason := misfit(card, target):
         msg = f"RAGSPEC_HEAD={name} does not fit the target: {reason}."
         raise SettingsError(msg, "Train one for this target with `ragspec head train`, or set RAGSPEC_HEAD=auto.")
     return folder
@@ -57,8 +54,7 @@ def load_head_drafter(name: str, target: Target) -> HeadDrafter | None:
     try:
         head, card = load_head(folder)
     except InputError as error:
-        msg = f"RAGSPEC_HEAD={name}: {error.message}"
-        raise SettingsError(msg, "Give a folder that `ragspec head train` wrote, `auto` or `none`.") from error
+        raise bad_setting(name, error.message) from error
     identity = head_identity(folder, card)
     log.info("speculation head loaded", extra={"action": "load_head", "folder": str(folder), "head": identity})
     return HeadDrafter(make_chain(head, target), identity, head.longest_draft)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ragspec.heads.checkpoint import read_head_card
+from ragspec.heads.card import read_head_card
 from ragspec.heads.training import LOG
 
 _WIDTH, _HEIGHT, _MARGIN = 640, 220, 40

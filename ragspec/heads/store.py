@@ -21,6 +21,8 @@ SHARD_TOKENS = 65536
 #: One thing of so many that answers are about is held back.
 HELD_BACK = 40
 _CARD = "data.json"
+#: Where a file keeps which prompts it answers, and their answers' texts.
+_ANSWERED = "answered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class AnswerWriter:
     """Writes answers into a folder, a file at a time; what a killed run left is whole files. A context manager.
 
     Args:
-        folder: made if it is missing; files that lie there are kept.
+        folder: made if it is missing; files that lie there are kept, and what they answer is known (`text_of`).
         card: written at once.
 
     Raises:
@@ -89,6 +91,8 @@ class AnswerWriter:
         self._starts: list[int] = []
         self._held_back: list[bool] = []
         self._kinds: list[str] = []
+        self._answered = _read_answered(folder)
+        self._gathered: dict[str, str] = {}
         self.written = 0
 
     def __enter__(self) -> Self:
@@ -99,7 +103,11 @@ class AnswerWriter:
         """Write what is gathered."""
         self.flush()
 
-    def add(self, kind: str, key: str, tokens: Sequence[int], hidden: Tensor) -> None:
+    def text_of(self, prompt: str) -> str | None:
+        """The answer that a prompt has in the folder by now, or None; `prompt` as in `add`."""
+        return self._answered.get(prompt)
+
+    def add(self, kind: str, key: str, tokens: Sequence[int], hidden: Tensor, *, prompt: str, text: str) -> None:
         """One answer.
 
         Args:
@@ -108,6 +116,8 @@ class AnswerWriter:
                 alike, and a head that was trained on one is not measured on the other.
             tokens: [n].
             hidden: [n, hidden].
+            prompt: what was asked: equal for equal prompts.
+            text: the answer's.
         """
         if len(hidden) != len(tokens):
             msg = f"{len(hidden)} states for {len(tokens)} tokens of an answer about {key!r}"
@@ -117,6 +127,7 @@ class AnswerWriter:
         self._hidden.append(hidden.to(torch.bfloat16))
         self._held_back.append(zlib.crc32(key.encode()) % HELD_BACK == 0)
         self._kinds.append(kind)
+        self._answered[prompt] = self._gathered[prompt] = text
         self.written += len(tokens)
         if len(self._tokens) >= SHARD_TOKENS:
             self.flush()
@@ -133,9 +144,11 @@ class AnswerWriter:
             "starts": torch.tensor([*self._starts, len(self._tokens)]),
             "held_back": torch.tensor(self._held_back),
         }
-        save_file(tensors, path.with_suffix(".part"), metadata={"kinds": json.dumps(self._kinds)})
+        metadata = {"kinds": json.dumps(self._kinds), _ANSWERED: json.dumps(self._gathered)}
+        save_file(tensors, path.with_suffix(".part"), metadata=metadata)
         path.with_suffix(".part").replace(path)
         self._tokens, self._hidden, self._starts, self._held_back, self._kinds = [], [], [], [], []
+        self._gathered = {}
 
 
 def read_card(folder: Path) -> DataCard:
@@ -162,6 +175,15 @@ def answer_files(folder: Path) -> list[Path]:
         msg = f"{folder} holds no recorded answers."
         raise InputError(msg, "Make some with `ragspec head data`.", code="no_head_data")
     return files
+
+
+def _read_answered(folder: Path) -> dict[str, str]:
+    """Prompt -> answer, of all files of a folder."""
+    answered: dict[str, str] = {}
+    for path in folder.glob("answers-*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            answered |= json.loads(file.metadata().get(_ANSWERED, "{}"))  # older files do not say
+    return answered
 
 
 def read_answers(path: Path) -> Answers:

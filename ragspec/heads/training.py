@@ -22,16 +22,8 @@ from ragspec.errors import InputError
 from ragspec.heads.acceptance import HeadAcceptance, measure
 from ragspec.heads.architecture import Head, HeadShape, make_head
 from ragspec.heads.batches import Positions, draft_vocabulary, positions
-from ragspec.heads.checkpoint import (
-    CARD,
-    HeadCard,
-    head_identity,
-    load_head,
-    misfit,
-    model_of,
-    read_head_card,
-    save_head,
-)
+from ragspec.heads.card import CARD, HeadCard, read_head_card
+from ragspec.heads.checkpoint import head_identity, load_head, misfit, model_of, save_head
 from ragspec.heads.store import answer_files, read_answers, read_card
 from ragspec.heads.walk import FrozenRows, Place, frozen_rows, walk
 

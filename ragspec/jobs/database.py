@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
+from psycopg.conninfo import make_conninfo
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, ProgrammingError
@@ -29,10 +30,10 @@ def connect(url: str) -> Engine:
     not cross a fork: call `engine.dispose(close=False)` in the child.
 
     Raises:
-        SettingsError: the URL is no PostgreSQL URL.
+        SettingsError: the URL is no PostgreSQL URL, or has a parameter that there is not.
     """
     return create_engine(
-        _psycopg_url(url),
+        psycopg_url(url),
         pool_pre_ping=True,
         connect_args={"connect_timeout": CONNECT_TIMEOUT_S, "application_name": "ragspec"},
     )
@@ -101,7 +102,8 @@ def alembic_config() -> Config:
     return config
 
 
-def _psycopg_url(url: str) -> URL:
+def psycopg_url(url: str) -> URL:
+    """RAGSPEC_DATABASE_URL as SQLAlchemy takes it; raises as `connect` does."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):  # a port that is no number, brackets that do not close
@@ -110,4 +112,12 @@ def _psycopg_url(url: str) -> URL:
         raise SettingsError(
             "RAGSPEC_DATABASE_URL is not a PostgreSQL URL.", "Write postgresql://user:password@host/database."
         )
-    return parsed.set(drivername="postgresql+psycopg")
+    address = parsed.set(drivername="postgresql+psycopg")
+    try:
+        make_conninfo(**address.get_dialect()().create_connect_args(address)[1])
+    except psycopg.ProgrammingError as error:  # libpq names the parameter that it does not know, and nothing else
+        raise SettingsError(
+            f"RAGSPEC_DATABASE_URL cannot be used: {' '.join(str(error).split())}.",
+            "What may stand behind its `?` are libpq's connection parameters, such as sslmode.",
+        ) from None
+    return address

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 Queue = Literal["bulk", "interactive"]
 #: Longest question taken, in characters: far beyond any window, short of what would stall the validator.
 MAX_QUESTION_CHARS = 100_000
+
+
+def _number(given: Any) -> Any:
+    # JSON's true would pass for 1.
+    if isinstance(given, bool):
+        msg = f"must be a number, not {str(given).lower()}"
+        raise ValueError(msg)  # noqa: TRY004 - pydantic makes a validation error of this kind only
+    return given
+
+
+Whole = Annotated[int, BeforeValidator(_number)]
+Real = Annotated[float, BeforeValidator(_number)]
+TopK = Annotated[Whole, Field(ge=0, le=100)]
+MaxTokens = Annotated[Whole, Field(ge=1, le=32_768)]
+Temperature = Annotated[Real, Field(ge=0, le=10)]
+TopP = Annotated[Real, Field(gt=0, le=1)]
+Seed = Annotated[Whole, Field(ge=0, le=2**31 - 1)]
 #: What the engine's `Sampling` takes, which says what each means.
-MinTokens = Annotated[int, Field(ge=0, le=32_768)]
-RepetitionPenalty = Annotated[float, Field(gt=0, le=100)]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-LogitBias = dict[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=-100, le=100)]]
+MinTokens = Annotated[Whole, Field(ge=0, le=32_768)]
+RepetitionPenalty = Annotated[Real, Field(gt=0, le=100)]
+Penalty = Annotated[Real, Field(ge=-2, le=2)]
+LogitBias = dict[Annotated[int, Field(ge=0)], Annotated[Real, Field(ge=-100, le=100)]]
 
 
 class AnswerOptions(BaseModel):
@@ -22,11 +39,11 @@ class AnswerOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     collection: str
-    top_k: Annotated[int, Field(ge=0, le=100)] = 3
-    max_tokens: Annotated[int, Field(ge=1, le=32_768)] = 128
-    temperature: Annotated[float, Field(ge=0, le=10)] = 0.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    top_k: TopK = 3
+    max_tokens: MaxTokens = 128
+    temperature: Temperature = 0.0
+    top_p: TopP = 1.0
+    seed: Seed = 0
     stop: tuple[str, ...] = ()
     min_tokens: MinTokens = 0
     repetition_penalty: RepetitionPenalty = 1.0
@@ -50,11 +67,11 @@ class RowOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    top_k: Annotated[int, Field(ge=0, le=100)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=32_768)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=10)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    top_k: TopK | None = None
+    max_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    seed: Seed | None = None
     stop: tuple[str, ...] | None = None
     min_tokens: MinTokens | None = None
     repetition_penalty: RepetitionPenalty | None = None

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 import psutil
 
-from ragspec.errors import ServiceUnavailableError
+from ragspec.errors import ServiceUnavailableError, SettingsError
 from ragspec.services.part import Part
 
 _PR_SET_PDEATHSIG = 1
@@ -101,7 +101,8 @@ def await_health(
         report: told what the part is waiting for, when that takes long and whenever it changes.
 
     Raises:
-        ServiceUnavailableError: it ended, or is not well after its `start_timeout`; with the end of its log.
+        SettingsError: it ended because a setting of it is wrong; with the end of its log, as the next.
+        ServiceUnavailableError: it ended, or is not well after its `start_timeout`.
     """
     part = child.part
     begun = time.monotonic()
@@ -121,7 +122,10 @@ def await_health(
     if not child.running:
         stop(child)
         msg = f"{part.name} {child.fate()} while it started."
-        raise ServiceUnavailableError(msg, f"The end of {part.log}:\n{child.last_words()}", code="not_started")
+        advice = f"The end of {part.log}:\n{child.last_words()}"
+        if child.process.returncode == SettingsError.exit_status:  # its last words name the setting
+            raise SettingsError(msg, advice, code="not_started")
+        raise ServiceUnavailableError(msg, advice, code="not_started")
 
 
 def stop(child: Child, hurried: Callable[[], bool] = lambda: False) -> None:

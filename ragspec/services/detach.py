@@ -15,6 +15,7 @@ from ragspec.errors import ServiceUnavailableError
 from ragspec.interpreter import PYTHON
 from ragspec.services.home import log_of, prepare_home, speaking_of
 from ragspec.services.record import end, forget_record, is_held, read_record
+from ragspec.services.worker import forget_dead_workers
 from ragspec.settings import SERVICES_FILE
 
 _LOOK_EVERY = 0.1
@@ -81,6 +82,7 @@ def stop_detached(home: Path, say: Callable[[str], None], patience: float = 120.
         with suppress(OSError):
             (home / SERVICES_FILE).unlink(missing_ok=True)
             forget_record(home)
+            forget_dead_workers(home)
         if not leftovers:
             say(f"Nothing runs in {home}.")
         return

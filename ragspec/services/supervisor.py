@@ -17,8 +17,10 @@ from ragspec.services.home import prepare_home, speaking_of
 from ragspec.services.interrupts import Interrupts
 from ragspec.services.part import Part
 from ragspec.services.plan import Configured, plan_stores, plan_workers
+from ragspec.services.preflight import check_stores, check_worker
 from ragspec.services.record import ProcessId, Record, State, end, forget_record, hold_home, read_record
 from ragspec.services.secret import write_secret
+from ragspec.services.worker import forget_dead_workers
 from ragspec.settings import SERVICES_FILE, Settings, load_settings, mask_url
 
 #: Deaths in a row after which a part is given up, and all the others with it.
@@ -53,16 +55,20 @@ def run_up(say: Say, *, with_worker: bool = True, with_flower: bool = True) -> N
         with_flower: run Flower.
 
     Raises:
+        SettingsError: a setting is known to be wrong before anything is started.
         ConflictError: another `ragspec up` runs in this home (code `already_running`).
         ServiceUnavailableError: a part cannot be started or was given up; everything is stopped by then.
     """
-    home = load_settings().home
+    settings = load_settings()
+    (check_worker if with_worker else check_stores)(settings)
+    home = settings.home
     prepare_home(home)
     with speaking_of(home), hold_home(home):
         if record := read_record(home):
             for leftover in end(record.children):
                 say(f"{leftover.name}: ended process {leftover.pid}, left behind by an earlier `ragspec up`")
         forget_record(home)
+        forget_dead_workers(home)
         # Addresses of services that are gone would pass for configured ones.
         (home / SERVICES_FILE).unlink(missing_ok=True)
         with Interrupts() as interrupts:

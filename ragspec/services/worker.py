@@ -6,12 +6,14 @@ import json
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from ragspec.errors import ServiceUnavailableError
 from ragspec.interpreter import PYTHON
 from ragspec.services.home import worker_report
 from ragspec.services.part import Part
+from ragspec.services.record import ProcessId
 from ragspec.settings import Settings
 
 #: Seconds until a worker has to be ready: on the first start it converts the model.
@@ -46,6 +48,27 @@ def probe_worker(home: Path, pid: int) -> str | None:
     if state == "ready":
         return None
     return f"loading the model {model}" if model else "loading the model"
+
+
+def forget_dead_workers(home: Path) -> None:
+    """Take away what workers of this machine that were killed left behind: their reports, and their sockets' folders."""
+    reports = worker_report(home, "*")
+    for report in reports.parent.glob(reports.name):
+        try:
+            said = json.loads(report.read_text())
+            pid, socket, updated_at = int(said["pid"]), Path(said["socket"]), float(said["updated_at"])
+        except (OSError, ValueError, TypeError, KeyError):
+            continue
+        now = ProcessId.of("worker", pid)
+        # One that was born after the report was written has got the number of the one that wrote it.
+        if now and now.born < updated_at and now.find():
+            continue
+        if socket.is_socket():  # nothing else is deleted, whatever a report says
+            socket.unlink(missing_ok=True)
+        with suppress(OSError):  # it is not there, or not empty
+            socket.parent.rmdir()
+        report.unlink(missing_ok=True)
+        report.with_suffix(".tmp").unlink(missing_ok=True)
 
 
 def require_ready_worker(home: Path) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import json
+from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
+
+from ragspec.cli import cli
 from ragspec.cli.answer import print_answer
 from ragspec.cli.corpus import _print_report
 from ragspec.corpus.ingest import IngestReport
@@ -32,6 +37,23 @@ def test_a_report_counts_in_english(
     _print_report(report, "docs", as_json=False)
 
     assert capsys.readouterr().out.splitlines() == [first, second]
+
+
+def test_a_misspelt_setting_is_warned_of_once_on_standard_error_and_fails_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAGSPEC_HOME", str(tmp_path))
+    monkeypatch.setenv("RAGSPEC_STALE_AFTR", "30")
+
+    done = CliRunner().invoke(cli, ["config", "--json"])
+
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["RAGSPEC_STALE_AFTER"]["value"] == 20
+    assert done.stderr == (
+        "warning[unknown_setting]: There is no setting RAGSPEC_STALE_AFTR; it is passed over. "
+        "Did you mean RAGSPEC_STALE_AFTER?\n"
+    )
 
 
 def test_an_answer_in_a_pipe_has_a_step_a_line_however_long(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import runpy
@@ -135,6 +136,45 @@ def test_every_setting_that_is_named_exists() -> None:
     }
 
     assert {(page, name) for page, name in named if name not in known and not TEST_VARIABLE.fullmatch(name)} == set()
+
+
+CODED = {"code", "error_code"}
+#: Which argument of these is a code.
+CODE_ARGUMENT = {"NotAskableError": 0, "RowFault": 1, "Failed": 0}
+#: Codes that stand inside SQL, or in what is printed.
+SPELLED_OUT = {"duplicate_custom_id", "too_many_attempts", "unknown_setting"}
+
+
+def codes(source: str) -> Iterator[str]:
+    """The error codes that a module gives: keywords and assignments named `code`, and arguments that are one."""
+    for node in ast.walk(ast.parse(source)):
+        given: list[ast.expr | None] = []
+        if isinstance(node, ast.Call):
+            given += [keyword.value for keyword in node.keywords if keyword.arg in CODED]
+            place = CODE_ARGUMENT.get(ast.unparse(node.func), len(node.args))
+            given += node.args[place : place + 1]
+        elif isinstance(node, ast.AnnAssign):
+            given += [node.value] if ast.unparse(node.target) in CODED else []
+        elif isinstance(node, ast.Assign):
+            given += [node.value] if ast.unparse(node.targets[0]) in CODED else []
+        for value in given:
+            # A conditional expression gives either of two; anything but a plain name is no code.
+            found = [part.value for part in ast.walk(value) if isinstance(part, ast.Constant)] if value else []
+            yield from (code for code in found if isinstance(code, str) and re.fullmatch(r"[a-z]+(_[a-z0-9]+)*", code))
+
+
+def test_every_error_code_is_explained_and_every_explained_one_exists() -> None:
+    sources = [
+        path.read_text() for package in ("ragspec", "producer", "worker") for path in (ROOT / package).rglob("*.py")
+    ]
+    given = {code for source in sources for code in codes(source)}
+    page = (ROOT / "docs" / "reference" / "exit-codes.md").read_text()
+    rows = re.findall(r"^\| (`[^|]*`) \|", page, re.MULTILINE)
+    explained = {code for row in rows for code in re.findall(r"`(\w+)`", row)}
+
+    assert len(given) > 60
+    assert all(any(code in source for source in sources) for code in SPELLED_OUT)
+    assert given | SPELLED_OUT == explained
 
 
 def test_every_make_target_and_benchmark_that_is_named_exists() -> None:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from ragspec.errors import ServiceUnavailableError
+from ragspec.errors import ServiceUnavailableError, SettingsError
 from ragspec.services import home as home_module
 from ragspec.services import postgres
 from ragspec.services.account import unprivileged_account
@@ -38,6 +38,15 @@ def test_a_part_that_ends_while_it_starts_is_reported_with_its_last_words(tmp_pa
 
     with pytest.raises(ServiceUnavailableError, match=r"clock ended with status 1 (.|\n)*the spring broke"):
         await_health(child)
+
+
+def test_a_part_that_ends_over_a_setting_makes_the_status_of_a_wrong_setting(tmp_path: Path) -> None:
+    child = start(part(tmp_path / "log", "import sys; print('RAGSPEC_HEAD is wrong'); sys.exit(78)"))
+
+    with pytest.raises(SettingsError, match=r"clock ended with status 78 (.|\n)*RAGSPEC_HEAD is wrong") as caught:
+        await_health(child)
+
+    assert caught.value.error_code == "not_started"
 
 
 def test_a_part_that_is_never_well_says_what_it_waits_for(tmp_path: Path) -> None:

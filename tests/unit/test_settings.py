@@ -9,7 +9,7 @@ import pytest
 
 from ragspec.errors import ServiceUnavailableError, SettingsError
 from ragspec.services.record import hold_home
-from ragspec.settings import PREFIX, SERVICES_FILE, Settings, load_settings
+from ragspec.settings import PREFIX, SERVICES_FILE, Settings, load_settings, unknown_settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,6 +57,51 @@ def test_two_settings_that_do_not_fit_are_both_named_and_no_secret_is(
     assert caught.value.message == f"{below} must be below {above}."
 
 
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        ("RAGSPEC_REDIS_URL", "redis://:hunter2@host:notaport/0"),
+        ("RAGSPEC_REDIS_URL", "redis://:hunter2@host:99999"),
+        ("RAGSPEC_REDIS_URL", "redis://:hunter2@[::1"),
+        ("RAGSPEC_REDIS_URL", "redis://:hunter2/5@host"),
+        ("RAGSPEC_REDIS_URL", "amqp://:hunter2@host"),
+        ("RAGSPEC_CHROMA_URL", "http://me:hunter2@host:notaport"),
+        ("RAGSPEC_CHROMA_URL", "host:8000"),
+    ],
+)
+def test_an_address_that_is_none_is_refused_by_its_setting_without_its_password(
+    monkeypatch: pytest.MonkeyPatch, name: str, address: str
+) -> None:
+    monkeypatch.setenv(name, address)
+
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+
+    assert caught.value.message.startswith(f"{name}=***: must be ")
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["redis://:p%2F@host/0", "rediss://[::1]:6380/1", "redis://host"])
+def test_an_address_that_is_one_is_taken(address: str) -> None:
+    assert load_settings(redis_url=address).require_redis() == address
+
+
+NUMBERS = [name for name, field in Settings.model_fields.items() if field.annotation is float]
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
+@pytest.mark.parametrize("field", NUMBERS)
+def test_a_number_that_is_not_finite_is_refused(monkeypatch: pytest.MonkeyPatch, field: str, value: str) -> None:
+    name = PREFIX + field.upper()
+    monkeypatch.setenv(name, value)
+
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+
+    assert f"{name}={value!r}: " in caught.value.message
+    assert "stale_after" in NUMBERS
+
+
 def test_addresses_of_ragspec_up_count_while_it_runs(tmp_path: Path) -> None:
     (tmp_path / SERVICES_FILE).parent.mkdir()
     (tmp_path / SERVICES_FILE).write_text('{"redis_url": "redis://127.0.0.1:1/0"}')
@@ -80,6 +125,28 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
 
     assert load_settings().home == Path("~/.ragspec").expanduser()
     assert load_settings().database_url is None
+
+
+def test_a_misspelt_variable_is_named_with_its_nearest_setting_wherever_it_stands(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RAGSPEC_MAX_BATHC", "32")
+    monkeypatch.setenv("RAGSPEC_MAX_BATCH", "32")
+    monkeypatch.setenv("RAGSPEC_TEST_REDIS_URL", "redis://host")
+    (tmp_path / ".env").write_text("ragspec_modle=mine\nRAGSPEC_ZZZ=1\nOTHER=2\n")
+
+    assert unknown_settings() == {
+        "RAGSPEC_MAX_BATHC": "RAGSPEC_MAX_BATCH",
+        "RAGSPEC_MODLE": "RAGSPEC_MODEL",
+        "RAGSPEC_ZZZ": "",
+    }
+
+
+def test_an_env_file_that_cannot_be_read_stops_no_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAGSPEC_MODLE", "mine")
+    (tmp_path / ".env").write_bytes(b"\xff\xfe\x00")
+
+    assert unknown_settings() == {"RAGSPEC_MODLE": "RAGSPEC_MODEL"}
 
 
 @pytest.mark.parametrize("package", ["ragspec", "producer", "worker", "benchmarks"])

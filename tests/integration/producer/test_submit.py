@@ -57,6 +57,18 @@ def test_a_file_becomes_a_job_and_a_message_a_shard(settings: Settings, engine: 
         assert connection.execute(select(Job.source_name)).scalar_one() == str(tmp_path / "questions.jsonl")
 
 
+def test_a_row_whose_least_length_is_above_the_jobs_greatest_is_refused(
+    settings: Settings, engine: Engine, tmp_path: Path
+) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text('{"question": "Who?"}\n{"question": "What?", "min_tokens": 200}\n')
+
+    with pytest.raises(RowsRejectedError, match=r"line 2: .*min_tokens") as caught:
+        submit(settings, str(path), OPTIONS)
+
+    assert (caught.value.error_code, jobs(engine)) == ("bad_option", 0)
+
+
 def test_the_priority_picks_the_queue(settings: Settings, tmp_path: Path) -> None:
     submit(settings, questions(tmp_path), OPTIONS.model_copy(update={"queue": "interactive"}), shard_size=5)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 
 import pytest
@@ -20,8 +20,10 @@ from ragspec.decoding.target import Target
 from ragspec.errors import InputError, SettingsError
 from ragspec.heads.acceptance import measure
 from ragspec.heads.batches import positions
-from ragspec.heads.checkpoint import CARD, WEIGHTS, load_head, read_head_card
-from ragspec.heads.data import write_answers
+from ragspec.heads.card import CARD, WEIGHTS, read_head_card
+from ragspec.heads.checkpoint import load_head
+from ragspec.heads.data import Progress as Written
+from ragspec.heads.data import write_answers, write_topic_answers
 from ragspec.heads.loading import find_head, load_head_drafter, make_chain
 from ragspec.heads.report import write_report
 from ragspec.heads.store import HELD_BACK, AnswerWriter, answer_files, read_answers, read_card
@@ -119,7 +121,7 @@ def test_answers_about_one_thing_are_held_back_together(data: Path, tmp_path: Pa
     with AnswerWriter(tmp_path, read_card(data)) as writer:
         for number in range(400):
             for kind in ("rag", "qa"):
-                writer.add(kind, f"thing {number}", [1, 2], torch.zeros(2, 16))
+                writer.add(kind, f"thing {number}", [1, 2], torch.zeros(2, 16), prompt=f"{kind} {number}", text="a b")
     held = read_answers(answer_files(tmp_path)[0]).held_back
 
     assert held[::2].equal(held[1::2])
@@ -128,7 +130,7 @@ def test_answers_about_one_thing_are_held_back_together(data: Path, tmp_path: Pa
 
 def test_what_was_gathered_is_written_whatever_ends_it(data: Path, tmp_path: Path) -> None:
     def add_and_stop(writer: AnswerWriter) -> None:
-        writer.add("rag", "a thing", [1, 2], torch.zeros(2, 16))
+        writer.add("rag", "a thing", [1, 2], torch.zeros(2, 16), prompt="what?", text="a b")
         raise KeyboardInterrupt
 
     for _ in range(2):
@@ -138,9 +140,63 @@ def test_what_was_gathered_is_written_whatever_ends_it(data: Path, tmp_path: Pat
     assert [read_answers(path).tokens.tolist() for path in answer_files(tmp_path)] == [[1, 2], [1, 2]]
 
 
+def test_data_that_was_stopped_goes_on_where_it_stopped(data: Path, tmp_path: Path) -> None:
+    """What is answered is not answered again, and in the end the folder holds what one run would have written."""
+
+    def stop(_kind: str, answers: int, _tokens: int) -> None:
+        if answers == 150:
+            raise KeyboardInterrupt
+
+    def record(progress: Written | None = None) -> int:
+        return write_answers(
+            tiny.smallest(), tmp_path, requests(ANSWERS), source="a test", window=WINDOW, progress=progress
+        )
+
+    with pytest.raises(KeyboardInterrupt):
+        record(stop)
+    (first,) = (len(read_answers(path)) for path in answer_files(tmp_path))
+    rest = record()
+    again = record()
+
+    stopped, whole = (
+        sorted(
+            tuple(answers.tokens[start:end].tolist())
+            for answers in map(read_answers, answer_files(folder))
+            for start, end in pairwise(answers.starts.tolist())
+        )
+        for folder in (tmp_path, data)
+    )
+    assert first == 150
+    assert (rest > 0, again) == (True, 0)
+    assert stopped == whole
+
+
+def test_topics_that_were_stopped_between_texts_and_answers_go_on(tmp_path: Path) -> None:
+    """The answers need the texts of the earlier run as their passages."""
+
+    def stop(kind: str, _answers: int, _tokens: int) -> None:
+        if kind != "text":
+            raise KeyboardInterrupt
+
+    target = tiny.target()
+    with pytest.raises(KeyboardInterrupt):
+        write_topic_answers(target, tmp_path / "stopped", topics=3, seed=40, progress=stop)
+    write_topic_answers(target, tmp_path / "stopped", topics=3, seed=40)
+    write_topic_answers(target, tmp_path / "whole", topics=3, seed=40)
+
+    kinds = [
+        sorted(kind for path in answer_files(tmp_path / name) for kind in read_answers(path).kinds)
+        for name in ("stopped", "whole")
+    ]
+    assert kinds[0] == kinds[1]
+    assert write_topic_answers(target, tmp_path / "stopped", topics=3, seed=40) == 0
+
+
 def test_states_that_are_not_the_tokens_are_refused(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="1 states for 2 tokens"):
-        AnswerWriter(tmp_path, read_card(data)).add("rag", "a thing", [1, 2], torch.zeros(1, 16))
+        AnswerWriter(tmp_path, read_card(data)).add(
+            "rag", "a thing", [1, 2], torch.zeros(1, 16), prompt="what?", text="a b"
+        )
 
 
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(trained: Path, data: Path, tmp_path: Path) -> None:
@@ -169,7 +225,8 @@ def test_a_folder_with_a_run_of_another_recipe_is_refused(trained: Path, data: P
 def test_a_folder_with_a_run_on_other_data_is_refused(trained: Path, data: Path, tmp_path: Path) -> None:
     for source in (*data.iterdir(), *trained.iterdir()):
         (tmp_path / source.name).write_bytes(source.read_bytes())
-    write_answers(tiny.smallest(), tmp_path, requests(4), source="a test", window=WINDOW)
+    others = [replace(request, sampling=Sampling(max_tokens=39)) for request in requests(4)]
+    write_answers(tiny.smallest(), tmp_path, others, source="a test", window=WINDOW)
 
     with pytest.raises(InputError) as caught:
         train(tiny.smallest(), tmp_path, tmp_path, RECIPE)

@@ -48,6 +48,8 @@ def test_from_data_to_curves(run, prompts: Path, tmp_path: Path) -> None:
     recorded = run("data", "answers", "--topics", "3", "--seed", SEED)
     assert recorded.exit_code == 0, recorded.output
     assert "written to answers" in recorded.output
+    again = run("data", "answers", "--topics", "3", "--seed", SEED)
+    assert "0 tokens written to answers; it has all these answers already" in again.output
     small = ("--inner", 32, "--draft-tokens", 100, "--epochs", 1)
     trained = run("train", "answers", "mine", *small)
     assert trained.exit_code == 0, trained.output

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from producer.formats import detect
+from producer.rows import fitted
 from producer.source import MAX_LINE_BYTES, open_source
 from producer.submit import read_rows
 from ragspec.errors import InputError, NotFoundError
-from ragspec.jobs.options import MAX_QUESTION_CHARS, RowOptions
+from ragspec.jobs.options import MAX_QUESTION_CHARS, AnswerOptions, RowOptions
 from ragspec.jobs.row import ParsedRow, RowFault
 
 
@@ -137,6 +139,7 @@ def test_a_quoted_field_keeps_its_line_breaks_and_the_next_row_its_line(tmp_path
         ('{"question": "Who?", "temperature": NaN}', "bad_option"),
         ('{"question": "Who?", "stop": ""}', "bad_option"),
         ('{"question": "Who?", "max_tokens": "many"}', "bad_option"),
+        ('{"question": "Who?", "max_tokens": true}', "bad_option"),
         ('{"question": "Who?", "repetition_penalty": 0}', "bad_option"),
         ('{"question": "Who?", "presence_penalty": 2.5}', "bad_option"),
         ('{"question": "Who?", "logit_bias": {"yes": 1}}', "bad_option"),
@@ -176,6 +179,42 @@ def test_an_endless_line_is_never_held_in_memory(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((name, True) for name in RowOptions.model_fields if name not in {"stop", "logit_bias"}),
+        ("logit_bias", {"17": False}),
+    ],
+)
+def test_a_truth_value_is_no_number_in_a_row(tmp_path: Path, field: str, value: object) -> None:
+    """Neither in a line of ours nor in one of OpenAI's, where it would pass for 1."""
+    (row,) = read(write(tmp_path, "q.jsonl", json.dumps({"question": "Who?", field: value})))
+
+    assert isinstance(row, RowFault)
+    assert (row.line, row.code) == (1, "bad_option")
+    assert re.fullmatch(rf"{field}[.17]*: must be a number, not (true|false)\.", row.message)
+
+
+@pytest.mark.parametrize(
+    ("own", "job", "said"),
+    [
+        ({"min_tokens": 200}, {}, "min_tokens: the row's 200 is more than max_tokens, the job's 128."),
+        ({"max_tokens": 4}, {"min_tokens": 5}, "min_tokens: the job's 5 is more than max_tokens, the row's 4."),
+        ({"min_tokens": 9, "max_tokens": 8}, {}, "min_tokens: the row's 9 is more than max_tokens, the row's 8."),
+        ({"min_tokens": 200, "max_tokens": 200}, {}, None),
+        ({"min_tokens": 128}, {}, None),
+        ({}, {"min_tokens": 5, "max_tokens": 5}, None),
+    ],
+)
+def test_a_least_length_lies_not_above_the_greatest_whoever_sets_them(
+    own: dict[str, int], job: dict[str, int], said: str | None
+) -> None:
+    row = ParsedRow(3, "a", "Who?", own)
+    refused = RowFault(3, "bad_option", said or "", "Lower the one, or give the row the other too.", "a")
+
+    assert fitted(row, AnswerOptions(collection="docs", **job)) == (refused if said else row)
+
+
+@pytest.mark.parametrize(
     ("row", "code"),
     [
         ("a,Who, and what?", "bad_csv_row"),
@@ -195,7 +234,20 @@ def test_one_bad_csv_row_is_named_and_the_others_are_read(tmp_path: Path, row: s
 def test_a_quote_that_is_never_closed_ends_at_the_longest_field(tmp_path: Path) -> None:
     rows = read(write(tmp_path, "q.csv", 'question\n"' + ("x" * 99 + "\n") * 20_000))
 
-    assert faults(rows)[0] == (2, "question_too_long")
+    assert isinstance(rows[0], RowFault)
+    assert (rows[0].line, rows[0].code) == (2, "question_too_long")
+    assert "has more than 131072 characters by line 1312." in rows[0].message
+
+
+@pytest.mark.parametrize(("name", "delimiter"), [("q.csv", ","), ("q.tsv", "\t")])
+def test_a_quote_that_is_never_closed_is_named_by_the_row_in_which_it_opens(
+    tmp_path: Path, name: str, delimiter: str
+) -> None:
+    rows = read(write(tmp_path, name, f'id{delimiter}question\nx{delimiter}Who?\ny{delimiter}"What?\n' + "z\n" * 50))
+
+    assert questions(rows) == [("x", "Who?")]
+    assert faults(rows) == [(3, "unclosed_quote")]
+    assert "line 53." in str(rows[1])
 
 
 @pytest.mark.parametrize(
@@ -204,6 +256,9 @@ def test_a_quote_that_is_never_closed_ends_at_the_longest_field(tmp_path: Path) 
         ("q.jsonl", b"", "empty_file"),
         ("q.csv", b"a,b\n1,2\n", "missing_question"),
         ("q", b"Who?\n", "unknown_format"),
+        ("q.csv.gz", b"question\nWho?\n", "not_gzip"),
+        ("q.jsonl.gz", b"Who?\n", "not_gzip"),
+        ("q.csv.gz", b"", "empty_file"),
         ("q.txt", "Who?\n".encode("utf-16"), "not_utf8"),
         ("q.csv.gz", gzip.compress("question\nWho?\n".encode("utf-16")), "not_utf8"),
         ("q.jsonl.gz", gzip.compress(JSONL.encode() * 99)[:-12], "corrupt_gzip"),

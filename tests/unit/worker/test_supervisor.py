@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import os
+import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from ragspec.errors import SettingsError
+from ragspec.heads.card import CARD, shipped_heads
 from ragspec.services.beat import beat_part
+from ragspec.services.detach import stop_detached
 from ragspec.services.home import run_folder, worker_report
-from ragspec.services.worker import worker_part
+from ragspec.services.preflight import check_worker
+from ragspec.services.worker import forget_dead_workers, worker_part
 from ragspec.settings import Settings
 from worker import supervisor
 from worker.child import Child
@@ -33,6 +41,56 @@ def test_an_engine_that_gives_up_at_once_ends_the_worker_with_its_status(tmp_pat
 
     assert done.returncode == 69, done.stderr
     assert list((tmp_path / "run").iterdir()) == []
+    assert b"resident: ended with status 69" in done.stderr
+    assert b"again in" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"RAGSPEC_HEAD": "{folder}"}, b"RAGSPEC_HEAD={folder}: {folder} holds no speculation head"),
+        ({"RAGSPEC_DATABASE_URL": "postgresql://host/jobs?x=y"}, b"RAGSPEC_DATABASE_URL cannot be used"),
+    ],
+)
+@pytest.mark.parametrize("command", [("-m", "worker"), ("-m", "ragspec", "worker"), ("-m", "ragspec", "up")])
+def test_a_wrong_setting_is_named_before_anything_starts(
+    command: Sequence[str], variables: dict[str, str], said: bytes, tmp_path: Path
+) -> None:
+    home, folder = tmp_path / "home", str(tmp_path)
+    given = {name: value.replace("{folder}", folder) for name, value in variables.items()}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RAGSPEC_HOME": str(home), **given}
+
+    done = subprocess.run([sys.executable, *command], cwd=tmp_path, env=environment, check=False, capture_output=True)
+
+    assert done.returncode == 78, done.stderr
+    assert done.stderr.startswith(b"error[bad_setting]: " + said.replace(b"{folder}", folder.encode()))
+    assert done.stdout == b""
+    assert not home.exists()
+
+
+def test_a_wrong_head_is_no_matter_where_nothing_is_drafted(tmp_path: Path) -> None:
+    check_worker(Settings(head=str(tmp_path), max_draft=0))
+    with pytest.raises(SettingsError, match="RAGSPEC_HEAD"):
+        check_worker(Settings(head=str(tmp_path)))
+
+
+def test_a_head_whose_weights_are_missing_is_found_out_without_torch(tmp_path: Path) -> None:
+    shutil.copy(shipped_heads()[0] / CARD, tmp_path)
+    code = """
+import sys
+from ragspec.errors import SettingsError
+from ragspec.services.preflight import check_worker
+from ragspec.settings import load_settings
+try:
+    check_worker(load_settings(head=sys.argv[1]))
+except SettingsError as error:
+    assert "head.safetensors" in error.message and "torch" not in sys.modules
+    print("found")
+"""
+
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, capture_output=True)
+
+    assert done.stdout == b"found\n", done.stderr
 
 
 def test_the_engines_socket_lies_in_a_folder_of_the_workers_own(tmp_path: Path) -> None:
@@ -79,12 +137,14 @@ def test_a_child_that_ends_is_started_again_after_a_pause(monkeypatch: pytest.Mo
     child._process.wait()
 
     assert child.ended() == 3
+    child.schedule()
     assert child.ended() is None
     assert not child.start_if_due()
     clock[0] += 0.6
     assert child.start_if_due()
     child._process.wait()
     assert child.ended() == 3
+    child.schedule()
     clock[0] += 0.6
     assert not child.start_if_due()  # the second pause is longer
     clock[0] += 0.6
@@ -100,6 +160,64 @@ def test_a_report_comes_and_goes(tmp_path: Path) -> None:
     remove(tmp_path, 7)
     remove(tmp_path, 7)
     assert list(run_folder(tmp_path).iterdir()) == []
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """One whose path has room for a socket's name."""
+    with tempfile.TemporaryDirectory(prefix="ragspec-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_what_a_killed_worker_left_is_taken_away_and_a_living_ones_stays(tmp_path: Path, short_folder: Path) -> None:
+    """Also where its process id is another's by now."""
+    run_folder(tmp_path).mkdir()
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    told_at = {"dead": (ended.pid, time.time()), "reused": (os.getppid(), 1.0), "alive": (os.getpid(), time.time())}
+    for name, (pid, updated_at) in told_at.items():
+        (short_folder / name).mkdir()
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(short_folder / name / "engine.sock"))
+        said = Report(pid, "ready", str(short_folder / name / "engine.sock"), "model@1", 12, updated_at)
+        write(tmp_path, said)
+
+    forget_dead_workers(tmp_path)
+
+    assert [path.name for path in short_folder.iterdir()] == ["alive"]
+    assert list(run_folder(tmp_path).iterdir()) == [worker_report(tmp_path, os.getpid())]
+    assert (short_folder / "alive" / "engine.sock").exists()
+
+
+def test_a_file_that_is_no_socket_is_left_alone_whatever_a_report_says(tmp_path: Path) -> None:
+    run_folder(tmp_path).mkdir()
+    (tmp_path / "precious").write_text("kept")
+    write(tmp_path, Report(os.getppid(), "ready", str(tmp_path / "precious"), "model@1", 12, 1.0))
+
+    forget_dead_workers(tmp_path)
+
+    assert (tmp_path / "precious").read_text() == "kept"
+    assert not worker_report(tmp_path, os.getppid()).exists()
+
+
+def test_a_worker_that_starts_takes_away_what_a_killed_one_left(tmp_path: Path) -> None:
+    run_folder(tmp_path).mkdir()
+    write(tmp_path, Report(os.getppid(), "ready", "/nowhere/engine.sock", "model@1", 12, 1.0))
+
+    subprocess.run([sys.executable, "-c", SUPERVISE, str(tmp_path)], check=False, capture_output=True)
+
+    assert list(run_folder(tmp_path).iterdir()) == []
+
+
+def test_down_takes_away_what_a_killed_worker_left(tmp_path: Path) -> None:
+    run_folder(tmp_path).mkdir()
+    write(tmp_path, Report(os.getppid(), "ready", "/nowhere/engine.sock", "model@1", 12, 1.0))
+    said: list[str] = []
+
+    stop_detached(tmp_path, said.append)
+
+    assert list(run_folder(tmp_path).iterdir()) == []
+    assert said == [f"Nothing runs in {tmp_path}."]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
