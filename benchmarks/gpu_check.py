@@ -5,7 +5,8 @@ float32 they agree token for token; in bfloat16 an answer may part where the two
 largest such gap is printed. int8, which `generate` has not, is compared with the engine's own, alone and without drafts.
 
 Then prefill and decode at batch 1, 8 and 64: against the matrix rate and the memory bandwidth that the script measures itself,
-and against transformers' `generate`, its prompt lookup and its continuous batching. End tokens end no answer while timing, so
+and against transformers' `generate`, its prompt lookup and its continuous batching. On CUDA all of it is done with CUDA graphs
+and without; `--small` on a CPU runs the step that they are made of. End tokens end no answer while timing, so
 that all write equally much, and no two prompts share a beginning. `--small` takes a tiny seeded model and sizes for a CPU, in
 seconds. Exits with 1 where an answer parts that must not.
 """
@@ -19,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,8 +29,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks.reference import NO_TOKEN, Tokens, continuous, generate
 from ragspec.decoding.engine import Engine
-from ragspec.decoding.loading import Precision, load_target, resolve_device
+from ragspec.decoding.loading import Precision, load_target, make_recorder, resolve_device
 from ragspec.decoding.profiling import profile_steps
+from ragspec.decoding.recorder import PlainRecorder
 from ragspec.decoding.request import Request, Sampling
 from ragspec.decoding.target import Target
 from ragspec.decoding.transformers_target import make_target
@@ -117,7 +120,9 @@ def tiny_case(device: torch.device) -> Case:
         # A copy of the config: the attention is chosen in it.
         model: Any = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32)  # type: ignore[no-untyped-call]
         models.append(model.to(device))
-    target = make_target(models[0], TokenText(), "tiny@0")  # type: ignore[arg-type]
+    # Without CUDA the step that graphs are made of is run by itself.
+    recorder = make_recorder(device, "auto") or PlainRecorder()
+    target = make_target(models[0], TokenText(), "tiny@0", recorder)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(1)
     prompts = [tuple((torch.randint(255, (8,), generator=generator).tolist() * 5)[: 24 + i]) for i in range(4)]
     return Case(target, models[1], prompts)
@@ -126,11 +131,26 @@ def tiny_case(device: torch.device) -> Case:
 def model_case(settings: Settings, device: torch.device, precision: Precision) -> Case:
     """The settings' model and the demo's prompts."""
     folder = ensure_target(settings)
-    target = load_target(folder, str(device), precision, kernels=settings.kernels_folder, threads=settings.threads)
+    target = load_target(
+        folder,
+        str(device),
+        precision,
+        kernels=settings.kernels_folder,
+        threads=settings.threads,
+        cuda_graphs=settings.cuda_graphs,
+    )
     dtype = torch.bfloat16 if target.precision == "int8" else getattr(torch, target.precision)
     plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     built = demo_prompts(PromptBuilder(target.tokenizer, settings.context_window), max_tokens=256)
     return Case(target, plain.to(device), [prompt.token_ids for prompt in built])
+
+
+def without_graphs(case: Case) -> Case | None:
+    """The same, each step of the target kernel by kernel; None where that is so anyway."""
+    target: Any = case.target  # whichever dataclass it is
+    if getattr(target, "recorded", None) is None:
+        return None
+    return replace(case, target=replace(target, recorded=None))
 
 
 def answer(engine: Engine, prompts: Sequence[Tokens], max_tokens: int, *, drafts: bool) -> list[Tokens]:
@@ -228,8 +248,11 @@ def measure(case: Case, sizes: Sizes, max_draft: int) -> list[Row]:
 
     for batch in sizes.batches:
         engine = engine_for(endless, batch, sizes.new_tokens, max_draft)
-        clock("ragspec", batch, lambda prompts, n, engine=engine: answer(engine, prompts, n, drafts=True))  # type: ignore[misc]
-        clock("ragspec, no drafts", batch, lambda prompts, n, engine=engine: answer(engine, prompts, n, drafts=False))  # type: ignore[misc]
+        clock("ragspec", batch, partial(answer, engine, drafts=True))
+        clock("ragspec, no drafts", batch, partial(answer, engine, drafts=False))
+        if (plain := without_graphs(endless)) is not None:
+            engine = engine_for(plain, batch, sizes.new_tokens, max_draft)
+            clock("ragspec, no graphs", batch, partial(answer, engine, drafts=True))
         clock("transformers", batch, lambda prompts, n: generate(case.plain, prompts, n, [NO_TOKEN]))
         if batch == 1:  # its lookup takes no more
             clock(
@@ -309,12 +332,15 @@ def main() -> None:
         if case.target.precision in checked:
             continue
         checked.add(case.target.precision)
-        compared, parted, worst = partings(case, sizes.batches, sizes.new_tokens, settings.max_draft)
-        exact &= worst <= ROUNDING[case.target.precision]
-        print(
-            f"exactness, {case.target.precision}: {parted} of {compared} answers part from the reference;"
-            f" largest logit gap there {worst:.3g}"
-        )
+        for label, which in (("", case), (", no graphs", without_graphs(case))):
+            if which is None:
+                continue
+            compared, parted, worst = partings(which, sizes.batches, sizes.new_tokens, settings.max_draft)
+            exact &= worst <= ROUNDING[case.target.precision]
+            print(
+                f"exactness, {case.target.precision}{label}: {parted} of {compared} answers part from the reference;"
+                f" largest logit gap there {worst:.3g}"
+            )
     operations = matrix_rate(sizes.matrix, case.plain.dtype, device, sizes.repeats)
     bytes_s = bandwidth(sizes.memory, device, sizes.repeats)
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
@@ -324,6 +350,11 @@ def main() -> None:
     rows = measure(case, sizes, settings.max_draft)
     print(f"{case.target.identity}, {sizes.new_tokens} new tokens, median of {sizes.repeats}")
     print(table(rows, case, sizes.new_tokens, operations, bytes_s))
+    recorded = getattr(case.target, "recorded", None)
+    print(
+        f"steps replayed: {recorded.replayed if recorded else 0}"
+        + (", then given up" if recorded and recorded.given_up else "")
+    )
     sys.exit(not exact)
 
 

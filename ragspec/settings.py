@@ -71,6 +71,9 @@ class Settings(BaseSettings):
         "auto",
         description="auto: bfloat16 on CUDA; on CPU int8 where processor, compiler and model allow, else bfloat16 or float32.",
     )
+    cuda_graphs: Literal["auto", "off"] = Field(
+        "auto", description="auto: on CUDA, decode steps run as CUDA graphs where the model allows it; off: never."
+    )
     model_cache: Path | None = Field(None, description="Where models lie; default RAGSPEC_HOME/models.")
 
     # Engine

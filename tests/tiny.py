@@ -22,7 +22,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from ragspec.decoding.attention import StepPlan, attending, ragged_attention
+from ragspec.decoding.attention import Plan, attending, ragged_attention
 from ragspec.decoding.native.target import NativeTarget, make_native_target
 from ragspec.decoding.request import Request
 from ragspec.decoding.transformers_target import TransformersTarget, make_target
@@ -153,14 +153,14 @@ class _BareTarget(TransformersTarget):
         cosine, sine = self.model.model.rotary_emb(torch.zeros(1), torch.arange(self.context_window)[None])
         return cosine[0], sine[0]
 
-    def _logits(self, tokens: list[int], plan: StepPlan, rows: list[int]) -> Tensor:
+    def _logits(self, plan: Plan) -> Tensor:
         config, body = self.model.config, self.model.model
         queries, keys = config.num_attention_heads, config.num_key_value_heads
         cosine, sine = (turn[plan.positions] for turn in self._turns)
-        states = body.embed_tokens.weight[tokens]
+        states = body.embed_tokens.weight[plan.tokens]
         with attending(plan):
             for layer, (qkv, out, gate_up, down) in zip(body.layers, self._matrices, strict=True):
-                heads = (self._normalized(states) @ qkv.T).view(len(tokens), -1, config.head_dim).transpose(0, 1)
+                heads = (self._normalized(states) @ qkv.T).view(len(plan.tokens), -1, config.head_dim).transpose(0, 1)
                 turning, values = heads[: queries + keys], heads[queries + keys :]
                 low, high = turning.chunk(2, -1)
                 turned = turning * cosine + torch.cat((-high, low), -1) * sine
@@ -168,10 +168,10 @@ class _BareTarget(TransformersTarget):
                 mixed, _ = ragged_attention(
                     attention, turned[None, :queries], turned[None, queries:], values[None], None, attention.scaling
                 )
-                states = states + mixed.reshape(len(tokens), -1) @ out.T
+                states = states + mixed.reshape(len(plan.tokens), -1) @ out.T
                 gate, up = (self._normalized(states) @ gate_up.T).chunk(2, -1)
                 states = states + functional.silu(gate) * up @ down.T
-        return self.model.lm_head(self._normalized(states[rows])[None] * body.norm.weight)[0]
+        return self.model.lm_head(self._normalized(states[plan.rows])[None] * body.norm.weight)[0]
 
     def _normalized(self, states: Tensor) -> Tensor:
         return states * (states.square().mean(-1, keepdim=True) + self.model.config.rms_norm_eps).rsqrt()

@@ -8,16 +8,17 @@ values instead, as stock attention does, costs four to nine times as much on CPU
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 
 from ragspec.decoding.cache import SlotCache
 
@@ -50,77 +51,169 @@ class Segment:
 BATCHED_LENGTH = 12
 
 
+class Plan(Protocol):
+    """Where each token of a pass lies and what it may see; read by every layer.
+
+    Attributes:
+        cache: where the sequences live.
+        tokens: of the pass, int64 [n].
+        positions: of each in its sequence, int64 [n].
+        slots: cache slot that each is written into, int64 [n].
+        places: place in that slot, int64 [n].
+        rows: tokens whose logits are wanted, int64 [r].
+    """
+
+    cache: SlotCache
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    places: Tensor
+    rows: Tensor
+
+    def attend(self, layer: int, queries: Tensor, rule: Rule) -> Tensor:
+        """Attention of all queries [heads, n, head_dim] to what the layer's cache holds by now: [n, heads, value_dim]."""
+        ...
+
+
 class StepPlan:
-    """Where each token of a step lies and what it may see; built once a step, read by every layer.
+    """The plan of a packed step of any segments; built once a step.
 
     Args:
         cache: where the sequences live.
         segments: the step's segments in packed order.
+        tokens: their new tokens.
+        rows: packed places whose logits are wanted.
         device: of the model.
         dtype: of the attention bias, the model's own.
     """
 
     def __init__(
-        self, cache: SlotCache, segments: Sequence[Segment], *, device: torch.device, dtype: torch.dtype
+        self,
+        cache: SlotCache,
+        segments: Sequence[Segment],
+        tokens: Sequence[int],
+        rows: Sequence[int],
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         self.cache = cache
         self.segments = tuple(segments)
         self.dtype = dtype
         self.device = device
-        positions = [torch.arange(s.start, s.end) for s in segments]
-        self.positions = torch.cat(positions).to(device)
-        self.slots = torch.repeat_interleave(
-            torch.tensor([s.slot for s in segments]), torch.tensor([s.length for s in segments])
-        ).to(device)
-        offsets = [0]
+        self.offsets = [0]
         for segment in segments:
-            offsets.append(offsets[-1] + segment.length)
-        self.offsets = offsets
+            self.offsets.append(self.offsets[-1] + segment.length)
         short = [i for i, s in enumerate(segments) if s.length <= BATCHED_LENGTH]
         self.alone = [i for i, s in enumerate(segments) if s.length > BATCHED_LENGTH]
-        self.batch = _Batch(self, short) if short else None
+        positions = [place for s in segments for place in range(s.start, s.end)]
+        slots = [s.slot for s in segments for _ in range(s.length)]
+        padded = _pad(self, short) if short else _Padded()
+        numbers = (tokens, rows, positions, slots, padded.gather, padded.ends, padded.packed, padded.scatter)
+        self.tokens, self.rows, self.positions, self.slots, *indices = upload(numbers, device)
+        self.places = self.positions
+        self.batch = _Batch(padded, indices, dtype) if short else None
+
+    def attend(self, layer: int, queries: Tensor, rule: Rule) -> Tensor:
+        """See `Plan.attend`."""
+        out = queries.new_empty((queries.shape[1], queries.shape[0], self.cache.value_dim(layer)))
+        for i in self.alone:
+            rows = slice(self.offsets[i], self.offsets[i + 1])
+            out[rows] = _attend_chunk(self, self.segments[i], layer, queries[:, rows], rule)
+        if self.batch is not None:
+            batch, padded = self.batch, self.batch.padded
+            keys, values = self.cache.read(layer, padded.first_slot, padded.last_slot, padded.context)
+            attended = attend_padded(queries[:, batch.gather], keys, values, batch.bias(rule.window), rule)
+            out[batch.packed] = attended[batch.scatter]
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Padded:
+    """Short segments, padded to one width over a contiguous range of slots.
+
+    Attributes:
+        first_slot, last_slot: the range, its end excluded.
+        width: tokens of each slot.
+        context: how far back the longest reaches.
+        gather: packed place of each padded token, [rows * width].
+        ends: its position, [rows * width].
+        packed: packed places of the segments' tokens, [n].
+        scatter: padded place of each of them, [n].
+    """
+
+    first_slot: int = 0
+    last_slot: int = 0
+    width: int = 0
+    context: int = 0
+    gather: Sequence[int] = ()
+    ends: Sequence[int] = ()
+    packed: Sequence[int] = ()
+    scatter: Sequence[int] = ()
+
+
+def _pad(plan: StepPlan, members: list[int]) -> _Padded:
+    segments = [plan.segments[i] for i in members]
+    first_slot, last_slot = min(s.slot for s in segments), max(s.slot for s in segments) + 1
+    width = max(s.length for s in segments)
+    # Padding and idle slots read the packed row's token 0 and look at position 0: finite, and thrown away.
+    gather, ends = [0] * (last_slot - first_slot) * width, [0] * (last_slot - first_slot) * width
+    packed: list[int] = []
+    scatter: list[int] = []
+    for i, segment in zip(members, segments, strict=True):
+        first = (segment.slot - first_slot) * width
+        here = slice(first, first + segment.length)
+        gather[here] = range(plan.offsets[i], plan.offsets[i + 1])
+        ends[here] = range(segment.start, segment.end)
+        packed += range(plan.offsets[i], plan.offsets[i + 1])
+        scatter += range(first, first + segment.length)
+    return _Padded(first_slot, last_slot, width, max(s.end for s in segments), gather, ends, packed, scatter)
 
 
 class _Batch:
-    """The short segments of a step, padded to one width over a contiguous range of slots."""
+    """The short segments of a step on the device.
 
-    def __init__(self, plan: StepPlan, members: list[int]) -> None:
-        segments = [plan.segments[i] for i in members]
-        self.first_slot = min(s.slot for s in segments)
-        self.last_slot = max(s.slot for s in segments) + 1
-        self.width = max(s.length for s in segments)
-        self.context = max(s.end for s in segments)
-        rows = self.last_slot - self.first_slot
-        # Padding and idle slots read the packed row's token 0 and look at position 0: finite, and thrown away.
-        gather = torch.zeros((rows, self.width), dtype=torch.long)
-        ends = torch.zeros((rows, self.width), dtype=torch.long)
-        scatter = []
-        for i, segment in zip(members, segments, strict=True):
-            row = segment.slot - self.first_slot
-            offset = plan.offsets[i]
-            gather[row, : segment.length] = torch.arange(offset, offset + segment.length)
-            ends[row, : segment.length] = torch.arange(segment.start, segment.end)
-            scatter.append(row * self.width + torch.arange(segment.length))
-        self.gather = gather.flatten().to(plan.device)
-        self.packed = torch.cat([torch.arange(plan.offsets[i], plan.offsets[i + 1]) for i in members]).to(plan.device)
-        self.scatter = torch.cat(scatter).to(plan.device)
-        self.rows = rows
-        self._ends = ends.to(plan.device)[:, :, None]
-        self._dtype = plan.dtype
+    Args:
+        padded: how they are padded.
+        indices: its last four attributes on the device.
+        dtype: of the bias.
+    """
+
+    def __init__(self, padded: _Padded, indices: Sequence[Tensor], dtype: torch.dtype) -> None:
+        self.padded = padded
+        self.gather, ends, self.packed, self.scatter = indices
+        self._ends = ends.view(-1, padded.width)
+        self._dtype = dtype
         self._bias: dict[int | None, Tensor] = {}
 
     def bias(self, window: int | None) -> Tensor:
         """0 where a query may look and -inf elsewhere, `[rows, 1, 1, width, context]`; the same for every head."""
         if window not in self._bias:
-            self._bias[window] = _bias(self._ends, self.context, window, self._dtype)[:, None, None]
+            self._bias[window] = visibility(self._ends, self.padded.context, window, self._dtype)
         return self._bias[window]
 
 
-_PLAN: ContextVar[StepPlan] = ContextVar("ragspec_step_plan")
+def on_host(numbers: Iterable[Sequence[int]], device: torch.device) -> Tensor:
+    """Integers end to end, int64; pinned where they are for CUDA, so that a copy there is not waited for.
+
+    torch's allocator gives pinned memory to nobody else before the copy is over.
+    """
+    flat = torch.tensor(list(chain.from_iterable(numbers)), dtype=torch.long)
+    return flat.pin_memory() if device.type == "cuda" else flat
+
+
+def upload(numbers: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, ...]:
+    """Integers on a device, a tensor for each sequence, in one transfer."""
+    arrived = on_host(numbers, device).to(device, non_blocking=True)
+    parts: tuple[Tensor, ...] = torch.split(arrived, [len(one) for one in numbers])
+    return parts
+
+
+_PLAN: ContextVar[Plan] = ContextVar("ragspec_step_plan")
 
 
 @contextmanager
-def attending(plan: StepPlan) -> Iterator[None]:
+def attending(plan: Plan) -> Iterator[None]:
     """Let the model's attention layers see `plan` for the length of one forward pass."""
     token = _PLAN.set(plan)
     try:
@@ -130,7 +223,7 @@ def attending(plan: StepPlan) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rule:
+class Rule:
     """What a layer asks of attention beyond causality."""
 
     scaling: float
@@ -170,32 +263,35 @@ def ragged_attention(
     del attention_mask
     plan = _PLAN.get()
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    plan.cache.write(layer, plan.slots, plan.positions, key, value)
-    rule = _Rule(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)
-    queries = query[0]
-    out = queries.new_empty((queries.shape[1], queries.shape[0], value.shape[-1]))
-    for i in plan.alone:
-        rows = slice(plan.offsets[i], plan.offsets[i + 1])
-        out[rows] = _attend_chunk(plan, plan.segments[i], layer, queries[:, rows], rule)
-    if plan.batch is not None:
-        attended = _attend_batch(plan, plan.batch, layer, queries, rule)
-        out[plan.batch.packed] = attended[plan.batch.scatter]
-    return out[None], None
+    plan.cache.write(layer, plan.slots, plan.places, key, value)
+    rule = Rule(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)
+    return plan.attend(layer, query[0], rule)[None], None
 
 
-def _attend_batch(plan: StepPlan, batch: _Batch, layer: int, queries: Tensor, rule: _Rule) -> Tensor:
-    """Short segments together: `[rows * width, heads, value_dim]`."""
-    keys, values = plan.cache.read(layer, batch.first_slot, batch.last_slot, batch.context)
-    kv_heads, dim = keys.shape[0] // batch.rows, queries.shape[-1]
+def attend_padded(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, rule: Rule) -> Tensor:
+    """Segments of one width over a range of slots, together.
+
+    Args:
+        queries: [heads, rows * width, d].
+        keys: [rows * kv_heads, context, d].
+        values: [rows * kv_heads, context, v].
+        bias: [rows, 1, 1, width, context].
+        rule: what the layer asks for.
+
+    Returns:
+        [rows * width, heads, v].
+    """
+    rows, width, dim = bias.shape[0], bias.shape[3], queries.shape[-1]
+    kv_heads = keys.shape[0] // rows
     group = queries.shape[0] // kv_heads
-    folded = queries[:, batch.gather].view(kv_heads, group, batch.rows, batch.width, dim)
-    folded = folded.permute(2, 0, 1, 3, 4).reshape(batch.rows * kv_heads, group * batch.width, dim)
-    mixed = _mix(folded, keys, values, batch.bias(rule.window), rule)
-    mixed = mixed.view(batch.rows, kv_heads, group, batch.width, -1).permute(0, 3, 1, 2, 4)
-    return mixed.reshape(batch.rows * batch.width, kv_heads * group, -1)
+    folded = queries.view(kv_heads, group, rows, width, dim)
+    folded = folded.permute(2, 0, 1, 3, 4).reshape(rows * kv_heads, group * width, dim)
+    mixed = _mix(folded, keys, values, bias, rule)
+    mixed = mixed.view(rows, kv_heads, group, width, -1).permute(0, 3, 1, 2, 4)
+    return mixed.reshape(rows * width, kv_heads * group, -1)
 
 
-def _attend_chunk(plan: StepPlan, segment: Segment, layer: int, queries: Tensor, rule: _Rule) -> Tensor:
+def _attend_chunk(plan: StepPlan, segment: Segment, layer: int, queries: Tensor, rule: Rule) -> Tensor:
     """One long segment, a prompt chunk: `[n, heads, value_dim]`."""
     keys, values = plan.cache.read(layer, segment.slot, segment.slot + 1, segment.end)
     kv_heads, dim = keys.shape[0], queries.shape[-1]
@@ -203,8 +299,8 @@ def _attend_chunk(plan: StepPlan, segment: Segment, layer: int, queries: Tensor,
     windowed = rule.window is not None and segment.end > rule.window
     if not windowed and rule.softcap is None and rule.sinks is None:
         return _chunk_by_sdpa(segment, queries, keys, values, rule.scaling)
-    ends = torch.arange(segment.start, segment.end, device=plan.device)[None, :, None]
-    bias = _bias(ends, segment.end, rule.window, plan.dtype)[:, None, None]
+    ends = torch.arange(segment.start, segment.end, device=plan.device)[None]
+    bias = visibility(ends, segment.end, rule.window, plan.dtype)
     folded = queries.reshape(kv_heads, group * segment.length, dim)
     mixed = _mix(folded, keys, values, bias, rule)
     return mixed.view(kv_heads * group, segment.length, -1).transpose(0, 1)
@@ -222,16 +318,18 @@ def _chunk_by_sdpa(segment: Segment, queries: Tensor, keys: Tensor, values: Tens
     return mixed[0].transpose(0, 1)
 
 
-def _bias(ends: Tensor, context: int, window: int | None, dtype: torch.dtype) -> Tensor:
-    """0 where the query at `ends` [rows, width, 1] may look and -inf elsewhere, [rows, width, context]."""
+def visibility(ends: Tensor, context: int, window: int | None, dtype: torch.dtype) -> Tensor:
+    """0 where the query at `ends` [rows, width] may look and -inf elsewhere, [rows, 1, 1, width, context]."""
     places = torch.arange(context, device=ends.device)
+    ends = ends[:, :, None]
     visible = places <= ends
     if window is not None:
         visible &= places > ends - window
-    return torch.zeros(visible.shape, dtype=dtype, device=ends.device).masked_fill_(~visible, float("-inf"))
+    bias = torch.zeros(visible.shape, dtype=dtype, device=ends.device).masked_fill_(~visible, float("-inf"))
+    return bias[:, None, None]
 
 
-def _mix(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, rule: _Rule) -> Tensor:
+def _mix(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, rule: Rule) -> Tensor:
     """Softmax of the biased scores over the values.
 
     Args:
@@ -259,9 +357,6 @@ def _mix(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, rule: _Rul
     return torch.bmm(weights.to(values.dtype).reshape(scores.shape), values)
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    """Transformers asks for a mask once a forward pass; the plan makes it needless."""
-
-
+# No mask is registered for it: transformers then asks for none, and does not look whether the positions are packed ones, which
+# would make the host wait for the device once a pass.
 AttentionInterface.register(IMPLEMENTATION, ragged_attention)
-AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)

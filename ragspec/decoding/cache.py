@@ -30,7 +30,9 @@ class LayerLayout:
 
 
 class SlotCache:
-    """Keys and values of every layer, `[slots, kv_heads, capacity, dim]` each.
+    """Keys and values of every layer, `[slots, kv_heads, capacity + 1, dim]` each.
+
+    The place behind a slot's capacity is never read: what only pads a pass is written there.
 
     A layer's tensors are made by `reserve`, or else at its first write, which tells heads and dimensions: models whose layers
     differ need no special case. On CPU the memory is reserved then but touched only as slots fill.
@@ -63,6 +65,10 @@ class SlotCache:
         for layer, of in layout.items():
             self._keys[layer] = self._zeros(of.kv_heads, of.key_dim, of.dtype, of.device)
             self._values[layer] = self._zeros(of.kv_heads, of.value_dim, of.dtype, of.device)
+
+    def value_dim(self, layer: int) -> int:
+        """Width of a layer's values."""
+        return int(self._values[layer].shape[-1])
 
     def clear(self, slot: int) -> None:
         """Wipe a slot whose sequence went wrong: values that are not finite would spoil the next one (0 times NaN)."""
@@ -98,4 +104,4 @@ class SlotCache:
 
     def _zeros(self, heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         # Zeros, not garbage: what lies behind a sequence's end is masked by a weight of 0, and 0 times NaN is NaN.
-        return torch.zeros((self.slots, heads, self.capacity, dim), dtype=dtype, device=device)
+        return torch.zeros((self.slots, heads, self.capacity + 1, dim), dtype=dtype, device=device)

@@ -9,8 +9,10 @@ from typing import Literal
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from ragspec.decoding.cuda_graphs import GraphRecorder
 from ragspec.decoding.native.build import BuildError
 from ragspec.decoding.native.target import MisfitError, make_native_target
+from ragspec.decoding.recorder import Recorder
 from ragspec.decoding.target import Target
 from ragspec.decoding.transformers_target import make_target
 from ragspec.errors import ModelUnavailableError, SettingsError
@@ -22,6 +24,8 @@ log = logging.getLogger(__name__)
 #: `auto` is bfloat16 on CUDA. On CPU it is int8 where the processor multiplies bytes fast, there is a C++ compiler and the
 #: kernels fit the model; else bfloat16 where the processor multiplies that fast; else float32.
 Precision = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+#: `auto` runs decode steps as CUDA graphs where the device is CUDA, `off` nowhere.
+CudaGraphs = Literal["auto", "off"]
 
 
 def load_target(
@@ -32,6 +36,7 @@ def load_target(
     kernels: Path,
     threads: int = 0,
     name: str = "",
+    cuda_graphs: CudaGraphs = "auto",
 ) -> Target:
     """Load a causal LM from a local folder and prove that our step gives what its own does.
 
@@ -42,6 +47,7 @@ def load_target(
         kernels: folder for the compiled int8 kernels.
         threads: CPU threads, 0 for torch's own choice.
         name: what the identity calls it; default the folder's name.
+        cuda_graphs: see `CudaGraphs`.
 
     Raises:
         ModelUnavailableError: not a causal LM, no weights in safetensors, or an architecture whose attention we cannot
@@ -66,7 +72,8 @@ def load_target(
             log.warning("not in int8: %s", error, extra={"action": "load_target"})
     dtype = resolve_dtype(precision, place)
     model, tokenizer = _read(path, dtype)
-    return make_target(model.to(place), tokenizer, f"{identity}+{_name(dtype)}")  # type: ignore[arg-type]
+    recorder = make_recorder(place, cuda_graphs)
+    return make_target(model.to(place), tokenizer, f"{identity}+{_name(dtype)}", recorder)  # type: ignore[arg-type]
 
 
 def load_configured(settings: Settings) -> Target:
@@ -82,6 +89,7 @@ def load_configured(settings: Settings) -> Target:
         kernels=settings.kernels_folder,
         threads=settings.threads,
         name=model_label(settings.model),
+        cuda_graphs=settings.cuda_graphs,
     )
 
 
@@ -97,6 +105,11 @@ def resolve_device(device: str) -> torch.device:
         msg = f"RAGSPEC_DEVICE={device!r}, but torch finds no CUDA device here."
         raise SettingsError(msg, "Set it to auto or cpu, or install a CUDA build of torch and its driver.")
     return torch.device(device)
+
+
+def make_recorder(device: torch.device, cuda_graphs: CudaGraphs) -> Recorder | None:
+    """What records decode steps on a device, or None where they run kernel by kernel."""
+    return GraphRecorder(device) if device.type == "cuda" and cuda_graphs == "auto" else None
 
 
 def resolve_dtype(precision: str, device: torch.device) -> torch.dtype:

@@ -11,8 +11,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ragspec.decoding.attention import IMPLEMENTATION, Segment, StepPlan, attending
+from ragspec.decoding.attention import IMPLEMENTATION, Plan, Segment, StepPlan, attending
 from ragspec.decoding.cache import LayerLayout, SlotCache
+from ragspec.decoding.recorded_steps import RecordedSteps, Step
+from ragspec.decoding.recorder import Recorder
+from ragspec.decoding.static_step import make_outputs
 from ragspec.decoding.target import StepOutput
 from ragspec.errors import ModelUnavailableError
 
@@ -54,6 +57,7 @@ class TransformersTarget:
         eos_ids: tokens that end an answer.
         context_window: most tokens of prompt and answer that its positions allow.
         cache_layout: what each layer stores, seen at load.
+        recorded: its decode steps as recordings; None computes every step kernel by kernel.
     """
 
     model: PreTrainedModel
@@ -62,6 +66,7 @@ class TransformersTarget:
     eos_ids: frozenset[int]
     context_window: int
     cache_layout: Mapping[int, LayerLayout] = field(default_factory=dict)
+    recorded: RecordedSteps | None = None
 
     @property
     def device(self) -> torch.device:
@@ -94,8 +99,8 @@ class TransformersTarget:
         return self._output_layer().weight.detach()[list(tokens)]
 
     def slot_bytes(self, capacity: int) -> int:
-        """Memory of one cache slot of `capacity` tokens."""
-        return capacity * sum(layer.token_bytes for layer in self.cache_layout.values())
+        """Memory of one cache slot of `capacity` tokens, and the place behind them."""
+        return (capacity + 1) * sum(layer.token_bytes for layer in self.cache_layout.values())
 
     def make_cache(self, slots: int, capacity: int) -> SlotCache:
         """A cache that `forward` can use, its memory reserved.
@@ -109,31 +114,42 @@ class TransformersTarget:
         """
         cache = SlotCache(slots=slots, capacity=capacity)
         cache.reserve(self.cache_layout)
+        if self.recorded is not None:
+            outputs = make_outputs(slots, self.vocabulary, self.hidden_size, self.model.dtype, self.device)
+            self.recorded.attach(cache, outputs)
         return cache
 
     def forward(
         self, cache: SlotCache, segments: Sequence[Segment], tokens: list[int], rows: list[int], *, hidden: bool = False
     ) -> StepOutput:
         """One forward pass over a packed step; see `Target.forward`."""
-        plan = StepPlan(cache, segments, device=self.device, dtype=self.model.dtype)
-        captured: list[Tensor] = []
-        hook = None
-        if hidden:
-            hook = self._output_layer().register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0][0]))
-        try:
-            logits = self._logits(tokens, plan, rows)
-        finally:
-            if hook is not None:
-                hook.remove()
-        return StepOutput(logits, logits.argmax(-1), logits.float().logsumexp(-1), captured[0] if captured else None)
 
-    def _logits(self, tokens: list[int], plan: StepPlan, rows: list[int]) -> Tensor:
+        def eagerly() -> StepOutput:
+            plan = StepPlan(cache, segments, tokens, rows, device=self.device, dtype=self.model.dtype)
+            logits, states = self._compute(plan)
+            return StepOutput(logits, logits.argmax(-1), logits.float().logsumexp(-1), states if hidden else None)
+
+        if self.recorded is None:
+            return eagerly()
+        return self.recorded.run(cache, Step(segments, tokens, rows, hidden), self._compute, eagerly)
+
+    def _compute(self, plan: Plan) -> tuple[Tensor, Tensor]:
+        """A forward pass over a plan: logits and final hidden states of the wanted rows."""
+        captured: list[Tensor] = []
+        hook = self._output_layer().register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0][0]))
+        try:
+            logits = self._logits(plan)
+        finally:
+            hook.remove()
+        return logits, captured[0]
+
+    def _logits(self, plan: Plan) -> Tensor:
         with attending(plan):
             out = self.model(
-                input_ids=torch.tensor([tokens], device=self.device),
+                input_ids=plan.tokens[None],
                 position_ids=plan.positions[None],
                 use_cache=False,
-                logits_to_keep=torch.tensor(rows, dtype=torch.long, device=self.device),
+                logits_to_keep=plan.rows,
             )
         logits: Tensor = out.logits[0]
         return logits
@@ -143,8 +159,16 @@ class TransformersTarget:
         return layer
 
 
-def make_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, identity: str) -> TransformersTarget:
+def make_target(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, identity: str, recorder: Recorder | None = None
+) -> TransformersTarget:
     """Wrap a model that is already in memory.
+
+    Args:
+        model: a causal LM.
+        tokenizer: its tokenizer.
+        identity: see `TransformersTarget`.
+        recorder: of its decode steps; without one they run kernel by kernel.
 
     Raises:
         ModelUnavailableError: code `unsupported_architecture`.
@@ -153,7 +177,8 @@ def make_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, iden
     model.set_attn_implementation(IMPLEMENTATION)
     warn_of_processors(model)
     target = TransformersTarget(model, tokenizer, identity, end_tokens(model, tokenizer), context_window(model))
-    return replace(target, cache_layout=_check_attention(target))
+    recorded = None if recorder is None else RecordedSteps(recorder, CHECK_TOLERANCE[model.dtype])
+    return replace(target, cache_layout=_check_attention(target), recorded=recorded)
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -24,6 +24,7 @@ class Ragspec:
             settings.precision,
             kernels=settings.kernels_folder,
             threads=load.threads,
+            cuda_graphs=settings.cuda_graphs,
         )
         self._engine = make_engine(settings, target, max_batch=load.concurrency, context_window=load.window)
         self._one_by_one = load.concurrency == 1

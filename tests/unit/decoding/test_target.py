@@ -6,8 +6,9 @@ import pytest
 import torch
 from transformers import BloomConfig, BloomForCausalLM, LlamaForCausalLM
 
+from ragspec.decoding.cuda_graphs import GraphRecorder
 from ragspec.decoding.engine import Engine
-from ragspec.decoding.loading import resolve_device, resolve_dtype
+from ragspec.decoding.loading import CudaGraphs, make_recorder, resolve_device, resolve_dtype
 from ragspec.decoding.request import Request, Sampling
 from ragspec.decoding.target import StepOutput
 from ragspec.decoding.transformers_target import TransformersTarget, make_target
@@ -135,6 +136,13 @@ def test_auto_takes_what_the_machine_has() -> None:
     assert device.type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert resolve_dtype("float32", device) is torch.float32
     assert resolve_dtype("auto", torch.device("cuda")) is torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("device", "cuda_graphs", "recorded"), [("cuda", "auto", True), ("cuda", "off", False), ("cpu", "auto", False)]
+)
+def test_cuda_graphs_are_for_cuda_and_can_be_turned_off(device: str, cuda_graphs: CudaGraphs, recorded: bool) -> None:
+    assert isinstance(make_recorder(torch.device(device), cuda_graphs), GraphRecorder) == recorded
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -1,0 +1,199 @@
+"""A decode step of fixed shape: what may be recorded once and run again on other numbers.
+
+A step of short segments is padded to a bucket: every slot from the first on, up to a power of two, each with the same number of
+tokens, over the same context. So its shapes follow from the bucket alone, packing falls away, and all that differs from step to
+step are four rows of small integers in a buffer that stays where it is. The host neither waits in it nor brings
+numbers into it.
+
+Padding must not write where anybody reads: idle slots hold the prefixes of finished prompts. It goes to the place that each
+slot has behind its capacity.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ragspec.decoding.attention import BATCHED_LENGTH, Plan, Rule, Segment, attend_padded, on_host, visibility
+from ragspec.decoding.cache import SlotCache
+from ragspec.decoding.target import StepOutput
+
+#: Tokens of each slot in a pass: rows that draft little should not be padded to the longest draft there can be.
+WIDTHS = (1, 2, 4, 8, BATCHED_LENGTH)
+#: Wider passes take the device longer than launching their kernels takes the host: nothing is gained by recording them.
+MOST_TOKENS = 512
+#: Contexts are 256, 384, 512, 768, 1024, ... tokens, two to the octave: attention reads a fifth too much on average.
+LEAST_CONTEXT = 256
+
+#: A model's forward pass over a plan: logits [r, vocabulary] and final hidden states [r, hidden] of the wanted rows.
+Compute = Callable[[Plan], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The shape of a step.
+
+    Attributes:
+        rows: slots, from the first on.
+        width: tokens of each.
+        context: places of each slot that are looked at.
+    """
+
+    rows: int
+    width: int
+    context: int
+
+    @property
+    def tokens(self) -> int:
+        """Of a pass, padding included."""
+        return self.rows * self.width
+
+
+def bucket_of(segments: Sequence[Segment], slots: int, capacity: int) -> Bucket | None:
+    """The least bucket that holds a step, or None where one of its segments is long or the bucket would be too wide.
+
+    Args:
+        segments: the step's.
+        slots: of the cache.
+        capacity: tokens a slot holds.
+    """
+    longest = max(s.length for s in segments)
+    if longest > BATCHED_LENGTH:
+        return None
+    used = max(s.slot for s in segments) + 1
+    rows = min(slots, 1 << (used - 1).bit_length())
+    width = next(width for width in WIDTHS if width >= longest)
+    bucket = Bucket(rows, width, min(capacity, _context(max(s.end for s in segments))))
+    return bucket if bucket.tokens <= MOST_TOKENS else None
+
+
+def _context(reached: int) -> int:
+    octave = max(LEAST_CONTEXT, 1 << (reached - 1).bit_length())
+    between = octave * 3 // 4
+    return between if octave > LEAST_CONTEXT and reached <= between else octave
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Where the static steps over a cache leave what they give, all in the same place.
+
+    Attributes:
+        logits: [rows, vocabulary].
+        choices: [rows].
+        normalizers: [rows].
+        hidden: [rows, hidden].
+    """
+
+    logits: Tensor
+    choices: Tensor
+    normalizers: Tensor
+    hidden: Tensor
+
+    def put(self, logits: Tensor, hidden: Tensor) -> None:
+        """Take what a pass gives, on the device and in place."""
+        count = len(logits)
+        self.logits[:count].copy_(logits)
+        self.choices[:count].copy_(logits.argmax(-1))
+        self.normalizers[:count].copy_(logits.float().logsumexp(-1))
+        self.hidden[:count].copy_(hidden)
+
+    def take(self, rows: int, *, hidden: bool) -> StepOutput:
+        """The first so many rows, as a copy: the next pass writes over them."""
+        behind = self.hidden[:rows].clone() if hidden else None
+        return StepOutput(
+            self.logits[:rows].clone(), self.choices[:rows].clone(), self.normalizers[:rows].clone(), behind
+        )
+
+
+def make_outputs(slots: int, vocabulary: int, hidden: int, dtype: torch.dtype, device: torch.device) -> Outputs:
+    """Outputs of as many rows as the widest pass over so many slots has."""
+    rows = min(MOST_TOKENS, slots * BATCHED_LENGTH)
+    return Outputs(
+        torch.zeros((rows, vocabulary), dtype=dtype, device=device),
+        torch.zeros(rows, dtype=torch.long, device=device),
+        torch.zeros(rows, dtype=torch.float32, device=device),
+        torch.zeros((rows, hidden), dtype=dtype, device=device),
+    )
+
+
+class StaticStep:
+    """A bucket's buffers, and the pass over them. At first they hold padding alone, which writes nothing that is read.
+
+    Args:
+        bucket: the shape.
+        cache: where the sequences live. Not held: whoever records over a cache would else keep it.
+        outputs: where results go, those of other buckets too.
+        dtype: of the attention bias, the model's own.
+    """
+
+    def __init__(self, bucket: Bucket, cache: SlotCache, outputs: Outputs, dtype: torch.dtype) -> None:
+        self.bucket = bucket
+        self.device = outputs.logits.device
+        self._cache: SlotCache = weakref.proxy(cache)
+        self._capacity = cache.capacity
+        self._outputs = outputs
+        self._dtype = dtype
+        self._inputs = torch.zeros((4, bucket.tokens), dtype=torch.long, device=self.device)
+        self._slots = torch.arange(bucket.rows, device=self.device).repeat_interleave(bucket.width)
+        self.fill((), (), ())
+
+    def fill(self, segments: Sequence[Segment], tokens: Sequence[int], rows: Sequence[int]) -> None:
+        """Put a step's numbers where the pass reads them, in one transfer.
+
+        Args:
+            segments: short ones, in slots of the bucket, in packed order.
+            tokens: their new tokens.
+            rows: packed places whose logits are wanted.
+        """
+        count, width = self.bucket.tokens, self.bucket.width
+        # Padding is token 0 and looks at position 0 of its slot: finite, and thrown away.
+        ids, positions, places, wanted = [0] * count, [0] * count, [self._capacity] * count, [0] * count
+        padded: list[int] = []
+        for segment in segments:
+            here = slice(segment.slot * width, segment.slot * width + segment.length)
+            ids[here] = tokens[len(padded) : len(padded) + segment.length]
+            positions[here] = places[here] = range(segment.start, segment.end)
+            padded += range(here.start, here.stop)
+        wanted[: len(rows)] = [padded[row] for row in rows]
+        numbers = on_host((ids, positions, places, wanted), self.device)
+        self._inputs.copy_(numbers.view(4, count), non_blocking=True)
+
+    def run(self, compute: Compute) -> None:
+        """The pass: read the inputs, write cache and outputs."""
+        self._outputs.put(*compute(StaticPlan(self._cache, self.bucket, self._inputs, self._slots, self._dtype)))
+
+    def output(self, rows: int, *, hidden: bool) -> StepOutput:
+        """What the last pass gave for the first so many wanted rows."""
+        return self._outputs.take(rows, hidden=hidden)
+
+
+class StaticPlan:
+    """The plan of a padded step; made within the pass, so that what it computes is computed anew each time.
+
+    Args:
+        cache: where the sequences live.
+        bucket: the shape.
+        inputs: tokens, positions, places and wanted rows, int64 [4, rows * width].
+        slots: of each token, int64 [rows * width].
+        dtype: of the attention bias.
+    """
+
+    def __init__(self, cache: SlotCache, bucket: Bucket, inputs: Tensor, slots: Tensor, dtype: torch.dtype) -> None:
+        self.cache = cache
+        self.slots = slots
+        self.tokens, self.positions, self.places, self.rows = inputs.unbind()
+        self._bucket = bucket
+        self._dtype = dtype
+        self._bias: dict[int | None, Tensor] = {}
+
+    def attend(self, layer: int, queries: Tensor, rule: Rule) -> Tensor:
+        """See `Plan.attend`."""
+        keys, values = self.cache.read(layer, 0, self._bucket.rows, self._bucket.context)
+        if rule.window not in self._bias:
+            ends = self.positions.view(self._bucket.rows, self._bucket.width)
+            self._bias[rule.window] = visibility(ends, self._bucket.context, rule.window, self._dtype)
+        return attend_padded(queries, keys, values, self._bias[rule.window], rule)
