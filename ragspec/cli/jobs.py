@@ -39,7 +39,7 @@ FILE_FORMATS = ("jsonl", "csv", "tsv", "parquet", "text")
 @click.option(
     "--no-speculation",
     is_flag=True,
-    help="Decode plainly, slower; float32 gives the same answers, bfloat16 the same up to near ties.",
+    help="Decode plainly, slower; int8 and float32 give the same answers, bfloat16 the same up to near ties.",
 )
 @click.option("--priority", type=click.Choice(["bulk", "interactive"]), default="bulk", help="Queue to wait in.")
 @click.option(
