@@ -127,7 +127,8 @@ def train(data: Path, out: Path, start: Path | None, **recipe: Any) -> None:
     """Train a head on the answers in DATA and leave the best one in the folder OUT.
 
     One topic or question in forty is held back with all its answers: what a head reaches there is printed after every epoch and
-    decides which one is kept and when training ends. A run that was stopped goes on behind its last epoch when it is started again.
+    decides which one is kept and when training ends. A run that was stopped goes on behind its last epoch when it is started
+    again.
 
     \b
     Example:
