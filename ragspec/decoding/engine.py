@@ -156,8 +156,11 @@ class Engine:
     def step(self) -> list[Completion]:
         """One forward pass over everything that runs; returns what finished.
 
-        Where the pass raises (out of memory, Ctrl-C), nothing is lost: the next step does its work again.
+        Where the pass raises (out of memory, Ctrl-C), nothing is lost: the next step does its work again, and gives what had
+        finished by then.
         """
+        if ended := self._scheduler.ended():
+            return [self._finish(sequence) for sequence in ended]
         for sequence in self._scheduler.admit():
             if sequence.request.sampling.speculation and self._max_draft:
                 self._panel.begin(sequence.request)
@@ -173,7 +176,7 @@ class Engine:
         except BaseException:  # Ctrl-C too: whoever catches it may step on
             self._scheduler.withdraw(chunks)
             raise
-        return [self._finish(turn.sequence) for turn in turns if turn.sequence.finish_reason is not None]
+        return [self._finish(sequence) for sequence in self._scheduler.ended()]
 
     def _drafts(self, decoding: list[Sequence], prompt_rows: int) -> dict[str, Draft]:
         if not self._max_draft or not decoding:

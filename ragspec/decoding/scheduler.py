@@ -117,6 +117,10 @@ class Scheduler:
         """Sequences whose next step verifies a draft; to be asked after `prompt_chunks`, which may bring one up to there."""
         return [s for s in self.running.values() if not s.prefilling]
 
+    def ended(self) -> list[Sequence]:
+        """Sequences whose answer has ended, and which were not taken out yet."""
+        return [s for s in self.running.values() if s.finish_reason is not None]
+
     def remove(self, request_id: str) -> Sequence | None:
         """Take a request out, waiting or running; returns its sequence if it ever ran."""
         sequence = self._known.pop(request_id, None)

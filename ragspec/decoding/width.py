@@ -163,7 +163,10 @@ class WidthController:
             choice = choice or self._choose(best, load)
             unsure = {i: limit for i, limit in limits.items() if _first(best.get(i)) < SURE}
             if unsure:
-                best = self._weighed_together(best, self._panel.propose_costly(unsure, choice.stakes), unsure)
+                # Where the lookups rest, nothing is copied behind a head's draft either.
+                best = self._weighed_together(
+                    best, self._panel.propose_costly(unsure, choice.stakes), unsure if asking else {}
+                )
                 without, choice = choice, self._choose(best, load)
                 self._costly_thrift.weigh(choice.gain - without.gain, self._clock() - began)
         if choice is None:
@@ -177,9 +180,15 @@ class WidthController:
         return draft, self._rates.survival(request_id, draft, self._least)
 
     def _weighed_together(
-        self, best: _Rated, proposed: Mapping[str, Sequence[Draft]], limits: Mapping[str, int]
+        self, best: _Rated, proposed: Mapping[str, Sequence[Draft]], room: Mapping[str, int]
     ) -> _Rated:
-        """The same where drafts come of sources that know nothing of each other: one may go on where the other ends."""
+        """The same where drafts come of sources that know nothing of each other: one may go on where the other ends.
+
+        Args:
+            best: the lookups' drafts.
+            proposed: the head's.
+            room: most tokens of a draft that a copy may go on behind, of each request.
+        """
         chosen = dict(best)
         for request_id, drafts in proposed.items():
             offers: list[Draft] = []
@@ -187,7 +196,7 @@ class WidthController:
                 copied, ahead = weigh_together(best[request_id][0] if request_id in best else Draft(), drafted)
                 # A copy that begins like the head's draft is what would be copied behind it.
                 if copied.tokens[: len(ahead.tokens)] != ahead.tokens:
-                    ahead = self._panel.extended(request_id, ahead, limits[request_id])
+                    ahead = self._panel.extended(request_id, ahead, room.get(request_id, 0))
                 offers += (copied, ahead)
             rated = [self._rated(request_id, draft) for draft in offers]
             chosen[request_id] = max(rated, key=lambda pair: sum(pair[1]))

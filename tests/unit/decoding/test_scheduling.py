@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from dataclasses import replace
 from typing import Any
@@ -161,6 +162,33 @@ def test_after_a_step_that_failed_nobody_copies_what_it_was_to_compute(error: Ba
     assert {i: c.acceptance.token_ids for i, c in done.items()} == {
         r.id: tiny.generate(target, r) for r in (first, second)
     }
+
+
+def test_what_ended_before_a_step_failed_is_given_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C between two sequences' tokens: one has ended, the other has emitted nothing."""
+    target = tiny.target()
+    requests = [
+        Request(name, (*tuple(range(40, 60)), place), Sampling(max_tokens=6)) for place, name in enumerate("ab")
+    ]
+    engine = Engine(target, max_batch=2)
+    take, interruptions = engine._take, [KeyboardInterrupt()]
+
+    def interrupted(turn: Any, *rest: Any) -> None:
+        take(turn, *rest)
+        if turn.sequence.finish_reason is not None and interruptions:
+            raise interruptions.pop()
+
+    monkeypatch.setattr(engine, "_take", interrupted)
+    for request in requests:
+        engine.add(request)
+    done: list[Completion] = []
+    while engine.has_work:
+        with contextlib.suppress(KeyboardInterrupt):
+            done += engine.step()
+
+    assert not interruptions
+    assert {c.request_id: c.acceptance.token_ids for c in done} == {r.id: tiny.generate(target, r) for r in requests}
+    assert len(done) == 2
 
 
 def test_the_last_prompt_token_is_always_computed() -> None:
