@@ -47,6 +47,7 @@ def head() -> None:
 @click.option("--topics", type=click.IntRange(min=1), help="So many of the built-in topics. [default: all]")
 @click.option("--collection", help="Answer questions over this collection instead.")
 @click.option("--questions", type=_FILE, help="With --collection: a question file, as for `ragspec submit`.")
+@click.option("--job", help="Keep the answers of this job instead: its id, a prefix of it, or `last`.")
 @click.option("--limit", type=click.IntRange(min=1), help="With --collection: so many questions. [default: all]")
 @click.option("--top-k", type=click.IntRange(min=1), default=3, show_default=True, help="Passages of a prompt.")
 @click.option("--max-tokens", type=click.IntRange(min=2), default=128, show_default=True, help="Of an answer.")
@@ -56,6 +57,7 @@ def data(
     topics: int | None,
     collection: str | None,
     questions: Path | None,
+    job: str | None,
     limit: int | None,
     top_k: int,
     max_tokens: int,
@@ -68,23 +70,29 @@ def data(
     summarises those passages; without --questions it asks about the passages itself. Ctrl-C keeps what is written, and the same
     command goes on there. Another seed, collection or file of questions adds to it; no prompt is answered twice into a folder.
 
+    With --job nothing is answered: the answers that your workers wrote are in PostgreSQL with their passages, and the target
+    reads each once more behind its prompt. That is how a head learns from production: train with --continue on that.
+
     A token takes two bytes for each number of a hidden state: 1.2 GB a million tokens for the default model.
 
     \b
     Example:
       ragspec head data heads/data
       ragspec head data heads/handbook --collection handbook --questions questions.jsonl
+      ragspec head data heads/handbook --job last
     """
     from ragspec.decoding.loading import load_configured
     from ragspec.heads.data import write_answers, write_topic_answers
 
-    _check_options(collection)
+    _check_options(collection, job)
     settings = load_settings()
     target = load_configured(settings)
     window = min(settings.context_window, target.context_window)
     told = _Told()
     try:
-        if collection is None:
+        if job is not None:
+            written = _keep_job(settings, target, out, job, window, told)
+        elif collection is None:
             written = write_topic_answers(
                 target, out, topics=topics or 0, seed=seed, window=window, progress=told.recorded
             )
@@ -100,14 +108,52 @@ def data(
     click.echo(f"{counted(written, 'token')} written to {out}{'' if written else '; it has all these answers already'}")
 
 
-def _check_options(collection: str | None) -> None:
+#: Where `ragspec head data` takes its text from, by the option that says so, and the options that go with each.
+_SOURCES: dict[str, tuple[str, ...]] = {
+    "": ("topics", "seed"),
+    "--collection": ("questions", "limit", "top_k", "max_tokens", "seed"),
+    "--job": (),
+}
+
+
+def _check_options(collection: str | None, job: str | None) -> None:
     """Options that would be passed over in silence are refused."""
+    if collection and job:
+        raise click.UsageError("--job goes without --collection.")
     context = click.get_current_context()
-    wrong = ("topics",) if collection else ("questions", "limit", "top_k", "max_tokens")
-    for name in wrong:
+    source = "--collection" if collection else "--job" if job else ""
+    for name in {name for names in _SOURCES.values() for name in names}.difference(_SOURCES[source]):
         if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
             option = "--" + name.replace("_", "-")
-            raise click.UsageError(f"{option} goes {'without' if collection else 'with'} --collection.")
+            raise click.UsageError(f"{option} goes {f'without {source}' if source else 'with --collection'}.")
+
+
+def _keep_job(settings: Settings, target: Target, out: Path, job: str, window: int, told: _Told) -> int:
+    """Write a job's answers into a folder, and say which were of no use; returns the tokens written."""
+    from ragspec.cli.database import job_database
+    from ragspec.errors import InputError
+    from ragspec.heads.data import write_job_answers
+    from ragspec.heads.job_text import JobText
+    from ragspec.jobs.export import stream_answers
+    from ragspec.jobs.status import find_job
+    from ragspec.prompt import PromptBuilder
+
+    builder = PromptBuilder(target.tokenizer, window, settings.prompt_template, settings.passage_order)
+    with job_database(settings) as engine:
+        job_id = find_job(engine, job)
+        text = JobText(stream_answers(engine, job_id), builder, target.identity)
+        answers = list(text)
+    reasons = "; ".join(f"{counted(count, 'answer')} {reason}" for reason, count in sorted(text.left_out.items()))
+    if not answers:
+        msg = f"Job {job_id} has no answer to learn from{f': {reasons}' if reasons else ''}."
+        raise InputError(
+            msg,
+            "RAGSPEC_MODEL, RAGSPEC_PROMPT_TEMPLATE and RAGSPEC_PASSAGE_ORDER are to be as they were.",
+            code="no_head_data",
+        )
+    if reasons:
+        click.echo(f"left out: {reasons}", err=True)
+    return write_job_answers(target, out, answers, source=f"job {job_id}", window=window, progress=told.recorded)
 
 
 @head.command()

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from ragspec.decoding.request import Request
 from ragspec.decoding.target import Target
-from ragspec.heads.recording import record
+from ragspec.heads.recording import Recording, record
+from ragspec.heads.replay import Written, replay
 from ragspec.heads.store import AnswerWriter, DataCard
 from ragspec.heads.texts import PromptName, TopicTexts, read_topics
 from ragspec.prompt import PromptBuilder
@@ -74,6 +75,37 @@ def write_answers(
     return writer.written
 
 
+def write_job_answers(
+    target: Target,
+    folder: Path,
+    answers: Iterable[Written],
+    *,
+    source: str,
+    window: int,
+    progress: Progress | None = None,
+) -> int:
+    """Keep answers that the target wrote in jobs, with the states behind them; returns the tokens written.
+
+    An answer that the folder has already is passed over.
+    """
+    writer = AnswerWriter(folder, DataCard(target.identity, target.hidden_size, source, seed=0))
+    prompts: dict[str, str] = {}
+
+    def unknown() -> Iterator[Written]:
+        for answer in answers:
+            prompt = _fingerprint(answer.prompt, answer.tokens)
+            if writer.text_of(prompt) is None:
+                prompts[answer.request_id] = prompt
+                yield answer
+
+    with writer:
+        for number, recording in enumerate(replay(target, unknown(), window), start=1):
+            kind = _add(writer, recording, prompts.pop(recording.request_id))
+            if progress is not None:
+                progress(kind, number, writer.written)
+    return writer.written
+
+
 def _run(
     target: Target, requests: Iterable[Request], writer: AnswerWriter, window: int, progress: Progress | None
 ) -> Iterator[tuple[int, str]]:
@@ -84,7 +116,7 @@ def _run(
 
     def unanswered() -> Iterator[Request]:
         for request in requests:
-            prompt = _fingerprint(request)
+            prompt = _fingerprint(request.prompt, request.sampling)
             text = writer.text_of(prompt)
             if text is None:
                 prompts[request.id] = prompt
@@ -93,19 +125,24 @@ def _run(
                 found.append((PromptName.parse(request.id).number, text))
 
     for recording in record(target, unanswered(), batch=BATCH, window=window):
-        name = PromptName.parse(recording.request_id)
-        prompt = prompts.pop(recording.request_id)
-        writer.add(name.kind, name.key, recording.tokens, recording.hidden, prompt=prompt, text=recording.text)
-        counts[name.kind] += 1
+        kind = _add(writer, recording, prompts.pop(recording.request_id))
+        counts[kind] += 1
         if progress is not None:
-            progress(name.kind, counts[name.kind], writer.written)
-        yield name.number, recording.text
+            progress(kind, counts[kind], writer.written)
+        yield PromptName.parse(recording.request_id).number, recording.text
     yield from found
 
 
-def _fingerprint(request: Request) -> str:
+def _add(writer: AnswerWriter, recording: Recording, prompt: str) -> str:
+    """Write an answer; returns its kind."""
+    name = PromptName.parse(recording.request_id)
+    writer.add(name.kind, name.key, recording.tokens, recording.hidden, prompt=prompt, text=recording.text)
+    return name.kind
+
+
+def _fingerprint(*asked: object) -> str:
     """SHA-256 of what is asked and how: the same twice has the same answer."""
-    return hashlib.sha256(repr((request.prompt, request.sampling)).encode()).hexdigest()
+    return hashlib.sha256(repr(asked).encode()).hexdigest()
 
 
 def _exhaust(running: Iterator[object]) -> None:

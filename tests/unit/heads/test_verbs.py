@@ -90,6 +90,8 @@ def test_what_is_not_there_is_named(run, arguments: tuple[str, ...], said: str) 
         (("data", "out", "--questions", "{prompts}"), "--questions goes with --collection"),
         (("data", "out", "--top-k", "2"), "--top-k goes with --collection"),
         (("data", "out", "--collection", "c", "--topics", "2"), "--topics goes without --collection"),
+        (("data", "out", "--job", "last", "--topics", "2"), "--topics goes without --job"),
+        (("data", "out", "--job", "last", "--collection", "c"), "--job goes without --collection"),
     ],
 )
 def test_options_that_mean_nothing_together_are_refused(
