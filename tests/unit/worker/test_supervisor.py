@@ -68,6 +68,18 @@ def test_a_wrong_setting_is_named_before_anything_starts(
     assert not home.exists()
 
 
+def test_a_detached_up_warns_of_a_misspelt_setting_once(tmp_path: Path) -> None:
+    given = {"RAGSPEC_HOME": str(tmp_path / "home"), "RAGSPEC_HEAD": str(tmp_path), "RAGSPEC_STALE_AFTR": "30"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **given}
+    command = [sys.executable, "-m", "ragspec", "up", "--detach"]
+
+    done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
+
+    assert done.returncode == 78
+    assert done.stderr.startswith("warning[unknown_setting]: ")
+    assert done.stdout.startswith("error[bad_setting]: RAGSPEC_HEAD=")
+
+
 def test_a_wrong_head_is_no_matter_where_nothing_is_drafted(tmp_path: Path) -> None:
     check_worker(Settings(head=str(tmp_path), max_draft=0))
     with pytest.raises(SettingsError, match="RAGSPEC_HEAD"):
