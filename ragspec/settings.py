@@ -273,13 +273,18 @@ def _explain(error: ValidationError) -> str:
 
 
 def _is_url(text: str, schemes: Collection[str]) -> bool:
-    """Whether it is an address with one of the schemes; its port, where it has one, is a number up to 65535."""
+    """Whether it is an address with one of the schemes; its port, where it has one, is a number up to 65535.
+
+    Only Redis' may leave out the host: it is this machine then.
+    """
+    if not text.startswith(tuple(f"{scheme}://" for scheme in schemes)):
+        return False
     try:
         parts = urlsplit(text)
         port = parts.port
     except ValueError:  # the port, or brackets that do not close
         return False
-    return parts.scheme in schemes and port != 0
+    return port != 0 and (bool(parts.hostname) or parts.scheme in _SCHEMES["redis_url"])
 
 
 def mask_url(secret: str) -> str:
