@@ -25,6 +25,8 @@ from ragspec.errors import ServiceUnavailableError, SettingsError
 PREFIX = "RAGSPEC_"
 #: What variables begin with that only the tests read.
 _OF_TESTS = f"{PREFIX}TEST_"
+#: Variables, with their values, that Kubernetes sets in every container for a service called `ragspec` or `ragspec-...`.
+_OF_KUBERNETES = re.compile(r"\w+_(SERVICE_HOST=|SERVICE_PORT[_=]|PORT_\d+_|PORT=(tcp|udp|sctp)://)")
 #: What `ragspec up` writes while it runs: {"redis_url": ..., "database_url": ..., "chroma_url": ..., "flower_url": ...}
 SERVICES_FILE = Path("run") / "services.json"
 #: Names that stand for the models that ship as Python wheels.
@@ -305,12 +307,14 @@ def unknown_settings() -> dict[str, str]:
     """
     from pydantic_settings import DotEnvSettingsSource
 
-    named = set(os.environ)
+    named: dict[str, str | None] = dict(os.environ)
     with suppress(OSError, ValueError):  # a `.env` that cannot be read is another matter
-        named |= set(DotEnvSettingsSource(Settings).env_vars)
-    ours = {name.upper() for name in named if name.upper().startswith(PREFIX)}
+        named |= DotEnvSettingsSource(Settings).env_vars
+    ours = {name.upper() for name, value in named.items() if not _OF_KUBERNETES.match(f"{name}={value}")}
     fields = [name.upper() for name in Settings.model_fields]
-    strange = sorted(name.removeprefix(PREFIX) for name in ours if not name.startswith(_OF_TESTS))
+    strange = sorted(
+        name.removeprefix(PREFIX) for name in ours if name.startswith(PREFIX) and not name.startswith(_OF_TESTS)
+    )
     near = {name: difflib.get_close_matches(name, fields, n=1) for name in strange if name not in fields}
     return {PREFIX + name: PREFIX + found[0] if found else "" for name, found in near.items()}
 

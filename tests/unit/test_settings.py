@@ -147,6 +147,24 @@ def test_a_misspelt_variable_is_named_with_its_nearest_setting_wherever_it_stand
     }
 
 
+def test_what_kubernetes_sets_for_a_service_called_like_ours_is_no_misspelt_setting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in {
+        "RAGSPEC_SERVICE_HOST": "10.0.0.1",
+        "RAGSPEC_REDIS_SERVICE_HOST": "10.0.0.1",
+        "RAGSPEC_REDIS_SERVICE_PORT": "6379",
+        "RAGSPEC_REDIS_SERVICE_PORT_REDIS": "6379",
+        "RAGSPEC_REDIS_PORT": "tcp://10.0.0.1:6379",
+        "RAGSPEC_REDIS_PORT_6379_TCP": "tcp://10.0.0.1:6379",
+        "RAGSPEC_REDIS_PORT_6379_TCP_ADDR": "10.0.0.1",
+        "RAGSPEC_FLOWR_PORT": "5555",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+    assert unknown_settings() == {"RAGSPEC_FLOWR_PORT": "RAGSPEC_FLOWER_PORT"}
+
+
 def test_an_env_file_that_cannot_be_read_stops_no_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAGSPEC_MODLE", "mine")
     (tmp_path / ".env").write_bytes(b"\xff\xfe\x00")
