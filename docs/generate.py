@@ -29,8 +29,8 @@ highest first: the environment, the file `.env` in the working directory, the ad
 (`RAGSPEC_HOME/run/services.json`), the default. `ragspec config` prints each value and its origin, secrets masked; a wrong
 value ends a command with `bad_setting`, the variable's name and what is allowed, and exit status 78.
 
-A variable that begins with `RAGSPEC_` and is no setting, perhaps misspelt, is passed over with a warning on standard error that
-names the nearest one.
+A variable that begins with `RAGSPEC_` and is no setting, perhaps misspelt, is passed over; the command line warns of it on
+standard error and names the nearest one. What Kubernetes sets for a service whose name begins with `ragspec` brings no warning.
 
 A worker reads its settings when it starts. Unset is written `-`.
 

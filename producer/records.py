@@ -9,11 +9,11 @@ from typing import Any
 
 from producer.formats import Format
 from producer.rows import KNOWN_FIELDS, QUESTION_FIELDS
-from producer.source import MAX_LINE_BYTES, Source, seekable
+from producer.source import Source, seekable
 from ragspec.errors import InputError
 from ragspec.jobs.options import MAX_QUESTION_CHARS
 from ragspec.jobs.row import RowFault
-from ragspec.streams import bounded_lines
+from ragspec.streams import MAX_LINE_BYTES, bounded_lines
 
 #: Where a row starts, and its fields.
 Record = tuple[int, Mapping[str, Any]]
@@ -45,7 +45,7 @@ def read_records(
 
 
 def _decoded(source: Source) -> Iterator[tuple[int, str] | RowFault]:
-    for number, line in bounded_lines(source.stream, MAX_LINE_BYTES):
+    for number, line in bounded_lines(source.stream):
         if line is None:
             yield RowFault(
                 number,

@@ -17,9 +17,6 @@ from typing import IO, cast
 from ragspec.errors import InputError, NotFoundError
 from ragspec.streams import is_gzip
 
-#: A line longer than this is skipped unread. A question of `MAX_QUESTION_CHARS` fits with room to spare, even if
-#: every character of it is written as a JSON escape of 12 bytes.
-MAX_LINE_BYTES = 2 * 2**20
 #: No UTF-8 file begins so.
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 _CHUNK = 2**16

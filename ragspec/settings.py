@@ -25,6 +25,8 @@ from ragspec.errors import ServiceUnavailableError, SettingsError
 PREFIX = "RAGSPEC_"
 #: What variables begin with that only the tests read.
 _OF_TESTS = f"{PREFIX}TEST_"
+#: Variables, with their values, that Kubernetes sets in every container for a service called `ragspec` or `ragspec-...`.
+_OF_KUBERNETES = re.compile(r"\w+_(SERVICE_HOST=|SERVICE_PORT[_=]|PORT_\d+_|PORT=(tcp|udp|sctp)://)")
 #: What `ragspec up` writes while it runs: {"redis_url": ..., "database_url": ..., "chroma_url": ..., "flower_url": ...}
 SERVICES_FILE = Path("run") / "services.json"
 #: Names that stand for the models that ship as Python wheels.
@@ -273,13 +275,18 @@ def _explain(error: ValidationError) -> str:
 
 
 def _is_url(text: str, schemes: Collection[str]) -> bool:
-    """Whether it is an address with one of the schemes; its port, where it has one, is a number up to 65535."""
+    """Whether it is an address with one of the schemes; its port, where it has one, is a number up to 65535.
+
+    Only Redis' may leave out the host: it is this machine then.
+    """
+    if not text.startswith(tuple(f"{scheme}://" for scheme in schemes)):
+        return False
     try:
         parts = urlsplit(text)
         port = parts.port
     except ValueError:  # the port, or brackets that do not close
         return False
-    return parts.scheme in schemes and port != 0
+    return port != 0 and (bool(parts.hostname) or parts.scheme in _SCHEMES["redis_url"])
 
 
 def mask_url(secret: str) -> str:
@@ -300,12 +307,14 @@ def unknown_settings() -> dict[str, str]:
     """
     from pydantic_settings import DotEnvSettingsSource
 
-    named = set(os.environ)
+    named: dict[str, str | None] = dict(os.environ)
     with suppress(OSError, ValueError):  # a `.env` that cannot be read is another matter
-        named |= set(DotEnvSettingsSource(Settings).env_vars)
-    ours = {name.upper() for name in named if name.upper().startswith(PREFIX)}
+        named |= DotEnvSettingsSource(Settings).env_vars
+    ours = {name.upper() for name, value in named.items() if not _OF_KUBERNETES.match(f"{name}={value}")}
     fields = [name.upper() for name in Settings.model_fields]
-    strange = sorted(name.removeprefix(PREFIX) for name in ours if not name.startswith(_OF_TESTS))
+    strange = sorted(
+        name.removeprefix(PREFIX) for name in ours if name.startswith(PREFIX) and not name.startswith(_OF_TESTS)
+    )
     near = {name: difflib.get_close_matches(name, fields, n=1) for name in strange if name not in fields}
     return {PREFIX + name: PREFIX + found[0] if found else "" for name, found in near.items()}
 

@@ -9,16 +9,20 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _UTF8_BOM = b"\xef\xbb\xbf"
 _CHUNK = 2**16
 
+#: A line longer than this is skipped unread: hundreds of lines are in memory together. It is more than any passage, and a
+#: question of `MAX_QUESTION_CHARS` fits with room to spare, even if every character is written as a JSON escape of 12 bytes.
+MAX_LINE_BYTES = 2 * 2**20
+
 
 def is_gzip(stream: BufferedReader) -> bool:
     """Whether what comes is gzip, whatever the file is called; nothing is read."""
     return stream.peek(len(_GZIP_MAGIC))[: len(_GZIP_MAGIC)] == _GZIP_MAGIC
 
 
-def bounded_lines(stream: BufferedReader, longest: int) -> Iterator[tuple[int, bytes | None]]:
-    """Lines with their numbers, from 1, without line ends and byte order mark; None for one over `longest` bytes."""
+def bounded_lines(stream: BufferedReader) -> Iterator[tuple[int, bytes | None]]:
+    """Lines with their numbers, from 1, without line ends and byte order mark; None for one over `MAX_LINE_BYTES`."""
     number = 0
-    limit = longest + len(b"\r\n")
+    limit = MAX_LINE_BYTES + len(b"\r\n")
     while line := stream.readline(limit):
         number += 1
         if len(line) == limit and not line.endswith(b"\n"):
@@ -28,4 +32,5 @@ def bounded_lines(stream: BufferedReader, longest: int) -> Iterator[tuple[int, b
             continue
         if number == 1:
             line = line.removeprefix(_UTF8_BOM)
-        yield number, line.rstrip(b"\r\n")
+        line = line.rstrip(b"\r\n")
+        yield number, line if len(line) <= MAX_LINE_BYTES else None

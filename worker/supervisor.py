@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from ragspec.interpreter import PYTHON
-from ragspec.services.home import run_folder
+from ragspec.services.home import SOCKET_FOLDER, run_folder
 from ragspec.services.preflight import check_worker
 from ragspec.services.worker import forget_dead_workers
 from ragspec.settings import Settings, child_environment
@@ -57,7 +57,7 @@ def run(settings: Settings, resident: Sequence[str] = RESIDENT) -> int:
     run_folder(settings.home).mkdir(parents=True, exist_ok=True)
     forget_dead_workers(settings.home)
     # Of the owner alone, and of this process alone: containers that share a home may share process ids too.
-    with tempfile.TemporaryDirectory(prefix="ragspec-", dir=_socket_parent()) as folder:
+    with tempfile.TemporaryDirectory(prefix=SOCKET_FOLDER, dir=_socket_parent()) as folder:
         try:
             return _Supervisor(settings, resident, Path(folder) / SOCKET).run()
         finally:

@@ -31,6 +31,8 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "config": ("ragspec.cli.config", "config", "Print every setting, its value and where it comes from."),
     "migrate": ("ragspec.cli.services", "migrate", "Bring the database schema up to date."),
 }
+#: What a warning of a variable that is no setting begins with.
+UNKNOWN_SETTING = "warning[unknown_setting]: "
 
 
 class _LazyGroup(click.Group):
@@ -67,7 +69,7 @@ def cli() -> None:
 
     for name, near in unknown_settings().items():
         advice = f"Did you mean {near}?" if near else "`ragspec config` lists every setting."
-        click.echo(f"warning[unknown_setting]: There is no setting {name}; it is passed over. {advice}", err=True)
+        click.echo(f"{UNKNOWN_SETTING}There is no setting {name}; it is passed over. {advice}", err=True)
 
 
 def main() -> None:

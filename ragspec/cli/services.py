@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from ragspec.cli import UNKNOWN_SETTING
 from ragspec.settings import load_settings
 
 
@@ -26,8 +27,12 @@ def up(*, detach: bool, no_worker: bool, no_flower: bool) -> None:
     if detach:
         from ragspec.services.detach import start_detached
 
+        def say(line: str) -> None:
+            if not line.startswith(UNKNOWN_SETTING):  # this process has warned of it already
+                click.echo(line)
+
         options = [name for name, given in (("--no-worker", no_worker), ("--no-flower", no_flower)) if given]
-        sys.exit(start_detached(load_settings().home, options, click.echo))
+        sys.exit(start_detached(load_settings().home, options, say))
     from ragspec.services.supervisor import run_up
 
     run_up(click.echo, with_worker=not no_worker, with_flower=not no_flower)

@@ -14,10 +14,7 @@ from typing import Any
 
 from ragspec.corpus.parse import decode_utf8
 from ragspec.errors import InputError
-from ragspec.streams import bounded_lines, is_gzip
-
-#: A line longer than this is skipped unread: more than any passage, and hundreds of lines are in memory together.
-MAX_LINE_BYTES = 2 * 2**20
+from ragspec.streams import MAX_LINE_BYTES, bounded_lines, is_gzip
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +53,7 @@ def read_passages(path: Path) -> Iterator[GivenPassage | BadLine]:
     """
     try:
         with _open(path) as stream:
-            for number, line in bounded_lines(stream, MAX_LINE_BYTES):
+            for number, line in bounded_lines(stream):
                 if line is not None and not line.strip():
                     continue
                 try:

@@ -19,7 +19,7 @@ from chromadb.api.client import Client
 from chromadb.api.models.Collection import Collection
 from chromadb.config import Settings as ChromaSettings
 
-from ragspec.errors import InputError, NotFoundError, RefusedError, ServiceUnavailableError, SettingsError
+from ragspec.errors import InputError, NotFoundError, RefusedError, ServiceUnavailableError
 from ragspec.models import model_label
 from ragspec.settings import PREFIX, Settings
 
@@ -264,15 +264,8 @@ def open_store(settings: Settings) -> Store:
 
     Raises:
         ServiceUnavailableError: none is configured or running, or it does not answer.
-        SettingsError: RAGSPEC_CHROMA_URL is no http:// or https:// address.
     """
     url = urlsplit(settings.require_chroma())
-    try:
-        port = url.port
-    except ValueError:
-        port = -1
-    if url.scheme not in {"http", "https"} or not url.hostname or port == -1:
-        raise SettingsError(f"{PREFIX}CHROMA_URL must be http://HOST:PORT or https://HOST:PORT.")
     secure = url.scheme == "https"
     headers = {}
     if url.username is not None:
@@ -280,14 +273,14 @@ def open_store(settings: Settings) -> Store:
         headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
     try:
         client = chromadb.HttpClient(
-            host=url.hostname,
-            port=port or (443 if secure else 80),
+            host=str(url.hostname),
+            port=url.port or (443 if secure else 80),
             ssl=secure,
             headers=headers,
             settings=ChromaSettings(anonymized_telemetry=False),
         )
     except (ValueError, httpx.HTTPError, chromadb.errors.ChromaError) as error:
-        address = f"{url.scheme}://{url.hostname}" + (f":{port}" if port else "")
+        address = f"{url.scheme}://{url.hostname}" + (f":{url.port}" if url.port else "")
         raise ServiceUnavailableError(
             f"Chroma does not answer at {address}: {error}",
             f"Is it running? `ragspec up` starts one; {PREFIX}CHROMA_URL names another.",

@@ -120,4 +120,9 @@ def psycopg_url(url: str) -> URL:
             f"RAGSPEC_DATABASE_URL cannot be used: {' '.join(str(error).split())}.",
             "What may stand behind its `?` are libpq's connection parameters, such as sslmode.",
         ) from None
+    except (ArgumentError, ValueError):  # SQLAlchemy quotes what it cannot read
+        raise SettingsError(
+            "RAGSPEC_DATABASE_URL cannot be used: the hosts and ports behind its `?` do not fit together.",
+            "Write several as ?host=a:5432&host=b:5432.",
+        ) from None
     return address

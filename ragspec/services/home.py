@@ -17,6 +17,8 @@ from ragspec.errors import ServiceUnavailableError
 
 #: Free bytes below which nothing is started: a fresh cluster and its log take 60 MB, a converted model 300 MB.
 LEAST_FREE_BYTES = 512_000_000
+#: What the folder of an engine's socket is called first, among the temporary ones.
+SOCKET_FOLDER = "ragspec-"
 
 
 def run_folder(home: Path) -> Path:
@@ -27,9 +29,18 @@ def run_folder(home: Path) -> Path:
 def worker_report(home: Path, pid: int | str) -> Path:
     """Where the worker with this process id says how it fares.
 
-    Containers that share a home count their processes from 1 each, hence the host's name; "*" is any worker of this one.
+    Containers that share a home count their processes from 1 each, hence the host's name.
     """
     return run_folder(home) / f"worker-{platform.node()}-{pid}.json"
+
+
+def worker_reports(home: Path) -> Iterator[tuple[int, Path]]:
+    """This machine's workers, by process id, and their reports; in a shared home, those of `gpu-2` are not `gpu`'s."""
+    reports = worker_report(home, "*")
+    for report in reports.parent.glob(reports.name):
+        pid = report.stem.rpartition("-")[2]
+        if pid.isdecimal() and report == worker_report(home, pid):
+            yield int(pid), report
 
 
 def log_of(home: Path, part: str) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ragspec.errors import ServiceUnavailableError
 from ragspec.interpreter import PYTHON
-from ragspec.services.home import worker_report
+from ragspec.services.home import SOCKET_FOLDER, worker_report, worker_reports
 from ragspec.services.part import Part
 from ragspec.services.record import ProcessId
 from ragspec.settings import Settings
@@ -52,21 +52,21 @@ def probe_worker(home: Path, pid: int) -> str | None:
 
 def forget_dead_workers(home: Path) -> None:
     """Take away what workers of this machine that were killed left behind: their reports, and their sockets' folders."""
-    reports = worker_report(home, "*")
-    for report in reports.parent.glob(reports.name):
+    for pid, report in worker_reports(home):
         try:
             said = json.loads(report.read_text())
-            pid, socket, updated_at = int(said["pid"]), Path(said["socket"]), float(said["updated_at"])
+            socket, updated_at = Path(said["socket"]), float(said["updated_at"])
         except (OSError, ValueError, TypeError, KeyError):
             continue
         now = ProcessId.of("worker", pid)
         # One that was born after the report was written has got the number of the one that wrote it.
         if now and now.born < updated_at and now.find():
             continue
-        if socket.is_socket():  # nothing else is deleted, whatever a report says
-            socket.unlink(missing_ok=True)
-        with suppress(OSError):  # it is not there, or not empty
-            socket.parent.rmdir()
+        if socket.parent.name.startswith(SOCKET_FOLDER):  # nothing else is deleted, whatever a report says
+            if socket.is_socket():
+                socket.unlink(missing_ok=True)
+            with suppress(OSError):  # it is not there, or not empty
+                socket.parent.rmdir()
         report.unlink(missing_ok=True)
         report.with_suffix(".tmp").unlink(missing_ok=True)
 
@@ -78,9 +78,7 @@ def require_ready_worker(home: Path) -> None:
         ServiceUnavailableError: none has; says what they are doing.
     """
     doing = []
-    reports = worker_report(home, "*")
-    for report in reports.parent.glob(reports.name):
-        pid = int(report.stem.rpartition("-")[2])
+    for pid, report in worker_reports(home):
         silence = time.time() - report.stat().st_mtime
         waiting_for = f"silent for {silence:.0f} s" if silence > _SILENCE else probe_worker(home, pid)
         if waiting_for is None:

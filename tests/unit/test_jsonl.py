@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ragspec.corpus.jsonl import MAX_LINE_BYTES, BadLine, GivenPassage, read_passages
+from ragspec.corpus.jsonl import BadLine, GivenPassage, read_passages
 from ragspec.errors import InputError
+from ragspec.streams import MAX_LINE_BYTES
 
 
 def test_a_passage_keeps_its_id_and_all_its_row_says(tmp_path: Path) -> None:
@@ -67,14 +68,21 @@ def test_an_endless_line_is_named_with_the_limit_and_never_held_in_memory(tmp_pa
     assert most < 4 * MAX_LINE_BYTES
 
 
-def test_a_line_as_long_as_the_limit_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
+def test_a_line_as_long_as_the_limit_is_read_and_none_a_byte_longer(tmp_path: Path, end: bytes) -> None:
     file = tmp_path / "passages.jsonl"
     line = b'{"id": "a", "text": "%s"}'
-    file.write_bytes(line % (b"x" * (MAX_LINE_BYTES - len(line % b""))) + b"\r\n")
+    room = MAX_LINE_BYTES - len(line % b"")
+    read = []
+    for size in (room, room + 1):
+        file.write_bytes(line % (b"x" * size) + end)
+        read += read_passages(file)
 
-    (passage,) = read_passages(file)
+    fits, exceeds = read
 
-    assert isinstance(passage, GivenPassage)
+    assert isinstance(fits, GivenPassage)
+    assert isinstance(exceeds, BadLine)
+    assert exceeds.error.error_code == "line_too_long"
 
 
 @pytest.mark.parametrize("content", [b'{"id": "a", "text": "x"}\n', b"x"])

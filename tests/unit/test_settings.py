@@ -67,6 +67,11 @@ def test_two_settings_that_do_not_fit_are_both_named_and_no_secret_is(
         ("RAGSPEC_REDIS_URL", "amqp://:hunter2@host"),
         ("RAGSPEC_CHROMA_URL", "http://me:hunter2@host:notaport"),
         ("RAGSPEC_CHROMA_URL", "host:8000"),
+        ("RAGSPEC_REDIS_URL", "redis:hunter2:6379"),
+        ("RAGSPEC_REDIS_URL", "redis:/hunter2/0"),
+        ("RAGSPEC_CHROMA_URL", "http:/hunter2:8000"),
+        ("RAGSPEC_CHROMA_URL", "http://"),
+        ("RAGSPEC_CHROMA_URL", "http://:8000"),
     ],
 )
 def test_an_address_that_is_none_is_refused_by_its_setting_without_its_password(
@@ -81,7 +86,7 @@ def test_an_address_that_is_none_is_refused_by_its_setting_without_its_password(
     assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize("address", ["redis://:p%2F@host/0", "rediss://[::1]:6380/1", "redis://host"])
+@pytest.mark.parametrize("address", ["redis://:p%2F@host/0", "rediss://[::1]:6380/1", "redis://host", "redis:///1"])
 def test_an_address_that_is_one_is_taken(address: str) -> None:
     assert load_settings(redis_url=address).require_redis() == address
 
@@ -140,6 +145,24 @@ def test_a_misspelt_variable_is_named_with_its_nearest_setting_wherever_it_stand
         "RAGSPEC_MODLE": "RAGSPEC_MODEL",
         "RAGSPEC_ZZZ": "",
     }
+
+
+def test_what_kubernetes_sets_for_a_service_called_like_ours_is_no_misspelt_setting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in {
+        "RAGSPEC_SERVICE_HOST": "10.0.0.1",
+        "RAGSPEC_REDIS_SERVICE_HOST": "10.0.0.1",
+        "RAGSPEC_REDIS_SERVICE_PORT": "6379",
+        "RAGSPEC_REDIS_SERVICE_PORT_REDIS": "6379",
+        "RAGSPEC_REDIS_PORT": "tcp://10.0.0.1:6379",
+        "RAGSPEC_REDIS_PORT_6379_TCP": "tcp://10.0.0.1:6379",
+        "RAGSPEC_REDIS_PORT_6379_TCP_ADDR": "10.0.0.1",
+        "RAGSPEC_FLOWR_PORT": "5555",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+    assert unknown_settings() == {"RAGSPEC_FLOWR_PORT": "RAGSPEC_FLOWER_PORT"}
 
 
 def test_an_env_file_that_cannot_be_read_stops_no_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

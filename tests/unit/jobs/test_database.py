@@ -17,6 +17,9 @@ HOST = "postgresql://me:hunter2@127.0.0.1:1/jobs"
         ("postgresql://me:hunter2@host:notaport/jobs", "is not a PostgreSQL URL"),
         (f"{HOST}?sslmodus=require", 'invalid connection option "sslmodus"'),
         (f"{HOST}?prepare_threshold=5", 'invalid connection option "prepare_threshold"'),
+        ("postgresql:///jobs?host=hunter2&host=b&port=x", "hosts and ports behind its `?` do not fit"),
+        ("postgresql:///jobs?port=hunter2", "hosts and ports behind its `?` do not fit"),
+        ("postgresql:///jobs?host=hunter2:1:2&host=b:1:2", "hosts and ports behind its `?` do not fit"),
     ],
 )
 def test_an_address_that_cannot_be_used_is_refused_at_once_without_its_password(url: str, reason: str) -> None:

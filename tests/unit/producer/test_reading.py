@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 
 from producer.formats import detect
 from producer.rows import fitted
-from producer.source import MAX_LINE_BYTES, open_source
+from producer.source import open_source
 from producer.submit import read_rows
 from ragspec.errors import InputError, NotFoundError
 from ragspec.jobs.options import MAX_QUESTION_CHARS, AnswerOptions, RowOptions
 from ragspec.jobs.row import ParsedRow, RowFault
+from ragspec.streams import MAX_LINE_BYTES
 
 
 def read(path: Path | str, file_format: Any = None) -> list[ParsedRow | RowFault]:

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from ragspec.errors import SettingsError
+from ragspec.errors import ServiceUnavailableError, SettingsError
 from ragspec.heads.card import CARD, shipped_heads
 from ragspec.services.beat import beat_part
 from ragspec.services.detach import stop_detached
 from ragspec.services.home import run_folder, worker_report
 from ragspec.services.preflight import check_worker
-from ragspec.services.worker import forget_dead_workers, worker_part
+from ragspec.services.worker import forget_dead_workers, require_ready_worker, worker_part
 from ragspec.settings import Settings
 from worker import supervisor
 from worker.child import Child
@@ -66,6 +66,18 @@ def test_a_wrong_setting_is_named_before_anything_starts(
     assert done.stderr.startswith(b"error[bad_setting]: " + said.replace(b"{folder}", folder.encode()))
     assert done.stdout == b""
     assert not home.exists()
+
+
+def test_a_detached_up_warns_of_a_misspelt_setting_once(tmp_path: Path) -> None:
+    given = {"RAGSPEC_HOME": str(tmp_path / "home"), "RAGSPEC_HEAD": str(tmp_path), "RAGSPEC_STALE_AFTR": "30"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **given}
+    command = [sys.executable, "-m", "ragspec", "up", "--detach"]
+
+    done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
+
+    assert done.returncode == 78
+    assert done.stderr.startswith("warning[unknown_setting]: ")
+    assert done.stdout.startswith("error[bad_setting]: RAGSPEC_HEAD=")
 
 
 def test_a_wrong_head_is_no_matter_where_nothing_is_drafted(tmp_path: Path) -> None:
@@ -174,7 +186,11 @@ def test_what_a_killed_worker_left_is_taken_away_and_a_living_ones_stays(tmp_pat
     run_folder(tmp_path).mkdir()
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait()
-    told_at = {"dead": (ended.pid, time.time()), "reused": (os.getppid(), 1.0), "alive": (os.getpid(), time.time())}
+    told_at = {
+        "ragspec-dead": (ended.pid, time.time()),
+        "ragspec-reused": (os.getppid(), 1.0),
+        "ragspec-alive": (os.getpid(), time.time()),
+    }
     for name, (pid, updated_at) in told_at.items():
         (short_folder / name).mkdir()
         with socket.socket(socket.AF_UNIX) as listening:
@@ -184,20 +200,44 @@ def test_what_a_killed_worker_left_is_taken_away_and_a_living_ones_stays(tmp_pat
 
     forget_dead_workers(tmp_path)
 
-    assert [path.name for path in short_folder.iterdir()] == ["alive"]
+    assert [path.name for path in short_folder.iterdir()] == ["ragspec-alive"]
     assert list(run_folder(tmp_path).iterdir()) == [worker_report(tmp_path, os.getpid())]
-    assert (short_folder / "alive" / "engine.sock").exists()
+    assert (short_folder / "ragspec-alive" / "engine.sock").exists()
 
 
-def test_a_file_that_is_no_socket_is_left_alone_whatever_a_report_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("folder", "content"), [("ragspec-ours", "kept"), ("theirs", None)])
+def test_a_file_that_is_no_socket_and_a_folder_not_called_as_ours_are_left_alone_whatever_a_report_says(
+    tmp_path: Path, folder: str, content: str | None
+) -> None:
     run_folder(tmp_path).mkdir()
-    (tmp_path / "precious").write_text("kept")
-    write(tmp_path, Report(os.getppid(), "ready", str(tmp_path / "precious"), "model@1", 12, 1.0))
+    precious = tmp_path / folder / "precious"
+    precious.parent.mkdir()
+    if content:
+        precious.write_text(content)
+    write(tmp_path, Report(os.getppid(), "ready", str(precious), "model@1", 12, 1.0))
 
     forget_dead_workers(tmp_path)
 
-    assert (tmp_path / "precious").read_text() == "kept"
+    assert precious.parent.exists()
+    assert precious.exists() == bool(content)
     assert not worker_report(tmp_path, os.getppid()).exists()
+
+
+def test_workers_of_a_host_whose_name_begins_like_this_ones_are_not_taken_for_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers that share a home may be called `gpu` and `gpu-2`."""
+    run_folder(tmp_path).mkdir()
+    monkeypatch.setattr("platform.node", lambda: "gpu-2")
+    write(tmp_path, Report(os.getppid(), "ready", "/nowhere/engine.sock", "model@1", 12, 1.0))
+    theirs = worker_report(tmp_path, os.getppid())
+    monkeypatch.setattr("platform.node", lambda: "gpu")
+
+    forget_dead_workers(tmp_path)
+
+    assert theirs.exists()
+    with pytest.raises(ServiceUnavailableError, match="none runs"):
+        require_ready_worker(tmp_path)
 
 
 def test_a_worker_that_starts_takes_away_what_a_killed_one_left(tmp_path: Path) -> None:
