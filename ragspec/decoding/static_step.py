@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ragspec.decoding.attention import BATCHED_LENGTH, Plan, Rule, Segment, attend_padded, on_host, visibility
+from ragspec.decoding.attention import Plan, Rule, Segment, attend_padded, visibility
 from ragspec.decoding.cache import SlotCache
+from ragspec.decoding.step_plan import BATCHED_LENGTH, on_host, spans
 from ragspec.decoding.target import StepOutput
 
 #: Tokens of each slot in a pass: rows that draft little should not be padded to the longest draft there can be.
@@ -153,8 +154,7 @@ class StaticStep:
         # Padding is token 0 and looks at position 0 of its slot: finite, and thrown away.
         ids, positions, places, wanted = [0] * count, [0] * count, [self._capacity] * count, [0] * count
         padded: list[int] = []
-        for segment in segments:
-            here = slice(segment.slot * width, segment.slot * width + segment.length)
+        for segment, here in zip(segments, spans(segments, 0, width), strict=True):
             ids[here] = tokens[len(padded) : len(padded) + segment.length]
             positions[here] = places[here] = range(segment.start, segment.end)
             padded += range(here.start, here.stop)

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ragspec.decoding.attention import IMPLEMENTATION, Plan, Segment, StepPlan, attending
+from ragspec.decoding.attention import IMPLEMENTATION, Plan, Segment, attending
 from ragspec.decoding.cache import LayerLayout, SlotCache
 from ragspec.decoding.recorded_steps import RecordedSteps, Step
 from ragspec.decoding.recorder import Recorder
 from ragspec.decoding.static_step import make_outputs
+from ragspec.decoding.step_plan import StepPlan
 from ragspec.decoding.target import StepOutput
 from ragspec.errors import ModelUnavailableError
 
