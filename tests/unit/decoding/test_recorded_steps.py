@@ -37,9 +37,10 @@ def recording(target: TransformersTarget, recorder: Recorder) -> TransformersTar
 
 @pytest.fixture
 def eager_to_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Schedules are short: few buckets, which are recorded when they first come."""
+    """Schedules are short: few buckets, mostly padding, which are recorded when they first come."""
     monkeypatch.setattr(recorded_steps, "RECORD_AT", 1)
     monkeypatch.setattr(static_step, "WIDTHS", (2, 12))
+    monkeypatch.setattr(static_step, "MOST_PADDING", static_step.MOST_TOKENS)
 
 
 @pytest.mark.usefixtures("eager_to_record")
