@@ -116,8 +116,9 @@ class TransformersTarget:
         cache = SlotCache(slots=slots, capacity=capacity)
         cache.reserve(self.cache_layout)
         if self.recorded is not None:
-            outputs = make_outputs(slots, self.vocabulary, self.hidden_size, self.model.dtype, self.device)
-            self.recorded.attach(cache, outputs)
+            self.recorded.attach(
+                cache, lambda: make_outputs(slots, self.vocabulary, self.hidden_size, self.model.dtype, self.device)
+            )
         return cache
 
     def forward(
