@@ -1,14 +1,19 @@
 """One page about a device: is the engine exact there, and near to what it can do? `python -m benchmarks.gpu_check`.
 
-First the engine's greedy answers, with drafts and without, alone and in batches, against transformers' own `generate`. In
-float32 they agree token for token; in bfloat16 an answer may part where the two likeliest tokens lie within rounding, and the
-largest such gap is printed. int8, which `generate` has not, is compared with the engine's own, alone and without drafts.
+First the engine's greedy answers, with drafts and without, alone and in batches, are compared with those of transformers' own
+`generate` on the same weights, alone. In float32 they agree token for token; in bfloat16 an answer may part where the two
+likeliest tokens lie within rounding, and the largest such gap is printed. int8, which `generate` has not, is compared with the
+engine's own answers, alone and without drafts. On CUDA all that is done twice, the target's decode steps as CUDA graphs and
+kernel by kernel, and it is counted how many steps of the answers were replays of graphs; on a CPU `--small` runs the padded
+step that graphs are made of.
 
-Then prefill and decode at batch 1, 8 and 64: against the matrix rate and the memory bandwidth that the script measures itself,
-and against transformers' `generate`, its prompt lookup and its continuous batching. On CUDA all of it is done with CUDA graphs
-and without; `--small` on a CPU runs the step that they are made of. End tokens end no answer while timing, so
-that all write equally much, and no two prompts share a beginning. `--small` takes a tiny seeded model and sizes for a CPU, in
-seconds. Exits with 1 where an answer parts that must not.
+Then prefill and decode at batch 1, 8 and 64 are timed: against the matrix rate and memory bandwidth that the script measures
+itself, and against transformers' `generate`, its prompt lookup and continuous batching. The engine runs with drafts, without
+them, and on CUDA with drafts and without graphs. End tokens end no answer while timing, so that all write equally much, and no
+two prompts share a beginning. `--small` takes a tiny seeded model and sizes for a CPU, in seconds.
+
+Exits with 1 where an answer parts that must not, where no step was replayed that should have been, and where graphs were given
+up.
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ from benchmarks.reference import NO_TOKEN, Tokens, continuous, generate
 from ragspec.decoding.engine import Engine
 from ragspec.decoding.loading import Precision, load_target, make_recorder, resolve_device
 from ragspec.decoding.profiling import profile_steps
+from ragspec.decoding.recorded_steps import RecordedSteps
 from ragspec.decoding.recorder import PlainRecorder
 from ragspec.decoding.request import Request, Sampling
 from ragspec.decoding.target import Target
@@ -90,6 +96,23 @@ class Row:
     decode_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Exactness:
+    """What comparing answers with the reference found.
+
+    Attributes:
+        compared: answers.
+        parted: of them, those that part from the reference.
+        gap: largest difference of the two tokens' logits where they part.
+        replayed: steps of the answers that were replays of recorded ones.
+    """
+
+    compared: int
+    parted: int
+    gap: float
+    replayed: int
+
+
 class TokenText:
     """Stands for the tokenizer of the tiny model, whose tokens mean nothing."""
 
@@ -145,11 +168,24 @@ def model_case(settings: Settings, device: torch.device, precision: Precision) -
     return Case(target, plain.to(device), [prompt.token_ids for prompt in built])
 
 
+def recorded_steps(case: Case) -> RecordedSteps | None:
+    """Of the target, where its steps are recorded."""
+    target: Any = case.target  # whichever dataclass it is
+    recorded: RecordedSteps | None = getattr(target, "recorded", None)
+    return recorded
+
+
+def replays(case: Case) -> int:
+    """Steps of the target that were replays so far."""
+    recorded = recorded_steps(case)
+    return 0 if recorded is None else recorded.replayed
+
+
 def without_graphs(case: Case) -> Case | None:
     """The same, each step of the target kernel by kernel; None where that is so anyway."""
-    target: Any = case.target  # whichever dataclass it is
-    if getattr(target, "recorded", None) is None:
+    if recorded_steps(case) is None:
         return None
+    target: Any = case.target
     return replace(case, target=replace(target, recorded=None))
 
 
@@ -164,8 +200,8 @@ def answer(engine: Engine, prompts: Sequence[Tokens], max_tokens: int, *, drafts
     return [done[number] for number in range(len(prompts))]
 
 
-def partings(case: Case, batches: Sequence[int], max_tokens: int, max_draft: int) -> tuple[int, int, float]:
-    """Answers compared, those that part from the reference, and the largest logit gap between the two choices there."""
+def partings(case: Case, batches: Sequence[int], max_tokens: int, max_draft: int) -> Exactness:
+    """Compare the engine's answers, in batches of each size and with drafts and without, with the reference's."""
     prompts = case.prompts[: max(batches)]
     end = sorted(case.target.eos_ids)
     if case.target.precision == "int8":
@@ -173,17 +209,19 @@ def partings(case: Case, batches: Sequence[int], max_tokens: int, max_draft: int
         expected = [answer(alone, [prompt], max_tokens, drafts=False)[0] for prompt in prompts]
     else:
         expected = [generate(case.plain, [prompt], max_tokens, end)[0] for prompt in prompts]
-    compared, parted, worst = 0, 0, 0.0
+    compared, parted, worst, replayed = 0, 0, 0.0, 0
     for batch in batches:
         engine = engine_for(case, batch, max_tokens, max_draft)
         for drafts in (False, True):
+            before = replays(case)
             found = answer(engine, prompts[:batch], max_tokens, drafts=drafts)
+            replayed += replays(case) - before
             for prompt, ours, theirs in zip(prompts, found, expected, strict=False):
                 compared += 1
                 if ours != theirs:
                     parted += 1
                     worst = max(worst, _gap(case, prompt, ours, theirs))
-    return compared, parted, worst
+    return Exactness(compared, parted, worst, replayed)
 
 
 @torch.inference_mode()
@@ -309,6 +347,29 @@ def table(rows: Sequence[Row], case: Case, new_tokens: int, operations: float, b
     return "\n".join(lines)
 
 
+def given_up(case: Case) -> bool:
+    """Whether the target's steps were recorded and no longer are."""
+    recorded = recorded_steps(case)
+    return recorded is not None and recorded.given_up
+
+
+def check(case: Case, sizes: Sizes, max_draft: int) -> bool:
+    """Print how exact a target is, with recorded steps where it has them and without; whether that is as it must be."""
+    sound = True
+    for label, which in (("", case), (", no graphs", without_graphs(case))):
+        if which is None:
+            continue
+        found = partings(which, sizes.batches, sizes.new_tokens, max_draft)
+        print(
+            f"exactness, {case.target.precision}{label}: {found.parted} of {found.compared} answers part from the reference;"
+            f" largest logit gap there {found.gap:.3g}; {found.replayed} steps replayed"
+            + (", then graphs given up" if given_up(which) else "")
+        )
+        sound &= found.gap <= ROUNDING[case.target.precision]
+        sound &= recorded_steps(which) is None or (found.replayed > 0 and not given_up(which))
+    return sound
+
+
 def main() -> None:
     """Check, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -324,7 +385,7 @@ def main() -> None:
     sizes = Sizes((1, 2, 4), 12, 1, 128, 2**20) if wanted.small else large
     sizes = replace(sizes, new_tokens=wanted.new_tokens or sizes.new_tokens, repeats=wanted.repeats or sizes.repeats)
 
-    exact = True
+    sound = True
     checked: set[str] = set()
     precisions: tuple[Precision, ...] = ("float32",) if wanted.small else ("float32", settings.precision)
     for precision in precisions:
@@ -332,15 +393,7 @@ def main() -> None:
         if case.target.precision in checked:
             continue
         checked.add(case.target.precision)
-        for label, which in (("", case), (", no graphs", without_graphs(case))):
-            if which is None:
-                continue
-            compared, parted, worst = partings(which, sizes.batches, sizes.new_tokens, settings.max_draft)
-            exact &= worst <= ROUNDING[case.target.precision]
-            print(
-                f"exactness, {case.target.precision}{label}: {parted} of {compared} answers part from the reference;"
-                f" largest logit gap there {worst:.3g}"
-            )
+        sound &= check(case, sizes, settings.max_draft)
     operations = matrix_rate(sizes.matrix, case.plain.dtype, device, sizes.repeats)
     bytes_s = bandwidth(sizes.memory, device, sizes.repeats)
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
@@ -350,12 +403,9 @@ def main() -> None:
     rows = measure(case, sizes, settings.max_draft)
     print(f"{case.target.identity}, {sizes.new_tokens} new tokens, median of {sizes.repeats}")
     print(table(rows, case, sizes.new_tokens, operations, bytes_s))
-    recorded = getattr(case.target, "recorded", None)
-    print(
-        f"steps replayed: {recorded.replayed if recorded else 0}"
-        + (", then given up" if recorded and recorded.given_up else "")
-    )
-    sys.exit(not exact)
+    if given_up(case):
+        print("graphs are given up; the warning above says why")
+    sys.exit(not sound or given_up(case))
 
 
 if __name__ == "__main__":

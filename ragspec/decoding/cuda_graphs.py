@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
 
@@ -28,6 +29,11 @@ class GraphRecorder:
         self._device = device
         self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
+    @cached_property
+    def _side(self) -> torch.cuda.Stream:
+        """Where all is warmed up and captured: cuBLAS keeps a workspace for every stream that it has seen, for good."""
+        return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
     def record(self, run: Callable[[], None]) -> Replay:
         """See `Recorder.record`."""
         with torch.cuda.device(self._device):
@@ -38,19 +44,22 @@ class GraphRecorder:
         self._graphs.add(graph)
         return graph.replay
 
+    def settle(self) -> None:
+        """See `Recorder.settle`: what fails on the device is told at the next call that waits for it."""
+        torch.cuda.synchronize(self._device)
+
     def _capture(self, run: Callable[[], None], current: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(current)
+        self._side.wait_stream(current)
         try:
-            with torch.cuda.stream(side):
+            with torch.cuda.stream(self._side):
                 for _ in range(WARM_UPS):
                     run()
         finally:
-            current.wait_stream(side)
+            current.wait_stream(self._side)
         # The pool of a graph that lives: torch lets a pool go with the last graph in it.
         pool = next((graph.pool() for graph in self._graphs), None)
         graph = torch.cuda.CUDAGraph()
         # What other threads do meanwhile, as the embedder may, must not spoil the capture.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, stream=self._side, capture_error_mode="thread_local"):
             run()
         return graph

@@ -79,7 +79,9 @@ def _profile(target: Target, slots: int, window: int, clock: Callable[[], float]
     }
     chunks = [_chunk(rows) for rows in chunk_rows]
     short = _decode(slots, 1, 1)
-    timer = _Timer(target, slots, max(context + widths[-1], longest), clock)
+    # As many places as such a step reads in the engine's own slots.
+    capacity = min(window, max(target.context_read(context + widths[-1]), longest))
+    timer = _Timer(target, slots, capacity, clock)
     timer.time([shapes[1][0]])  # the first pass loads kernels and makes buffers
     # In rounds, not each shape's repeats in a row: what disturbs the machine for a moment then spoils one of them, not all.
     rounds = [
@@ -87,12 +89,14 @@ def _profile(target: Target, slots: int, window: int, clock: Callable[[], float]
     ]
     best = {shape: min(times[shape] for times in rounds) for shape in rounds[0]}
     decode = tuple(tuple(best[shape] for shape in row) for row in shapes.values())
+    # Padded steps differ by what they read, perhaps by nothing, and not by what is in the cache.
+    longer = min(window, target.context_read(context + 1)) - min(window, target.context_read(2))
     return StepProfile(
         sequences=sequences,
         widths=widths,
         decode=decode,
         context=context,
-        context_token=max(0.0, decode[-1][0] - best[short]) / (slots * max(1, context - 1)),
+        context_token=max(0.0, decode[-1][0] - best[short]) / (slots * longer) if longer > 0 else 0.0,
         chunk_rows=chunk_rows,
         chunk=tuple(best[chunk] for chunk in chunks),
     )

@@ -20,6 +20,14 @@ class Recorder(Protocol):
         """
         ...
 
+    def settle(self) -> None:
+        """Wait until the device has done what replays asked of it.
+
+        Raises:
+            Exception: whatever went wrong there meanwhile.
+        """
+        ...
+
 
 class PlainRecorder:
     """Records nothing: a replay is the function itself. With it the static step runs where there is no CUDA."""
@@ -28,3 +36,6 @@ class PlainRecorder:
         """See `Recorder.record`."""
         run()
         return run
+
+    def settle(self) -> None:
+        """See `Recorder.settle`; a replay is over when it returns."""

@@ -18,14 +18,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ragspec.decoding.attention import BATCHED_LENGTH, Plan, Rule, Segment, attend_padded, on_host, visibility
+from ragspec.decoding.attention import Plan, Rule, Segment, attend_padded, visibility
 from ragspec.decoding.cache import SlotCache
+from ragspec.decoding.step_plan import BATCHED_LENGTH, on_host, spans
 from ragspec.decoding.target import StepOutput
 
 #: Tokens of each slot in a pass: rows that draft little should not be padded to the longest draft there can be.
 WIDTHS = (1, 2, 4, 8, BATCHED_LENGTH)
 #: Wider passes take the device longer than launching their kernels takes the host: nothing is gained by recording them.
 MOST_TOKENS = 512
+#: A bucket has at most so many tokens for each of its step's own. What few sequences in high slots, or a long draft beside
+#: short ones, pay beyond that no profile has priced: such steps run kernel by kernel.
+MOST_PADDING = 3
 #: Contexts are 256, 384, 512, 768, 1024, ... tokens, two to the octave: attention reads a fifth too much on average.
 LEAST_CONTEXT = 256
 
@@ -54,7 +58,7 @@ class Bucket:
 
 
 def bucket_of(segments: Sequence[Segment], slots: int, capacity: int) -> Bucket | None:
-    """The least bucket that holds a step, or None where one of its segments is long or the bucket would be too wide.
+    """The least bucket that holds a step, or None where a segment is long, or the bucket too wide or mostly padding.
 
     Args:
         segments: the step's.
@@ -67,11 +71,13 @@ def bucket_of(segments: Sequence[Segment], slots: int, capacity: int) -> Bucket 
     used = max(s.slot for s in segments) + 1
     rows = min(slots, 1 << (used - 1).bit_length())
     width = next(width for width in WIDTHS if width >= longest)
-    bucket = Bucket(rows, width, min(capacity, _context(max(s.end for s in segments))))
-    return bucket if bucket.tokens <= MOST_TOKENS else None
+    bucket = Bucket(rows, width, min(capacity, padded_context(max(s.end for s in segments))))
+    most = min(MOST_TOKENS, MOST_PADDING * sum(s.length for s in segments))
+    return bucket if bucket.tokens <= most else None
 
 
-def _context(reached: int) -> int:
+def padded_context(reached: int) -> int:
+    """Places of a slot that a bucket looks at whose longest segment ends at `reached`; a slot may hold fewer."""
     octave = max(LEAST_CONTEXT, 1 << (reached - 1).bit_length())
     between = octave * 3 // 4
     return between if octave > LEAST_CONTEXT and reached <= between else octave
@@ -123,11 +129,17 @@ def make_outputs(slots: int, vocabulary: int, hidden: int, dtype: torch.dtype, d
 class StaticStep:
     """A bucket's buffers, and the pass over them. At first they hold padding alone, which writes nothing that is read.
 
+    Make, fill and run it under `torch.inference_mode()`: what was made under it can be written nowhere else.
+
     Args:
         bucket: the shape.
         cache: where the sequences live. Not held: whoever records over a cache would else keep it.
         outputs: where results go, those of other buckets too.
         dtype: of the attention bias, the model's own.
+
+    Raises:
+        torch.OutOfMemoryError: the buffers do not fit in the device's memory.
+        ReferenceError: by `run`, where the cache is gone.
     """
 
     def __init__(self, bucket: Bucket, cache: SlotCache, outputs: Outputs, dtype: torch.dtype) -> None:
@@ -153,8 +165,7 @@ class StaticStep:
         # Padding is token 0 and looks at position 0 of its slot: finite, and thrown away.
         ids, positions, places, wanted = [0] * count, [0] * count, [self._capacity] * count, [0] * count
         padded: list[int] = []
-        for segment in segments:
-            here = slice(segment.slot * width, segment.slot * width + segment.length)
+        for segment, here in zip(segments, spans(segments, 0, width), strict=True):
             ids[here] = tokens[len(padded) : len(padded) + segment.length]
             positions[here] = places[here] = range(segment.start, segment.end)
             padded += range(here.start, here.stop)

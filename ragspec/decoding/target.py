@@ -119,6 +119,13 @@ class Target(Protocol):
         """Memory of one cache slot of `capacity` tokens."""
         ...
 
+    def context_read(self, reached: int) -> int:
+        """Places of each slot that a decode step reads whose longest text then has `reached` tokens: more where it is padded.
+
+        A slot of less capacity is read no further than that.
+        """
+        ...
+
     def make_cache(self, slots: int, capacity: int) -> Any:
         """A cache that `forward` can use, its memory reserved.
 

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ragspec.decoding.attention import IMPLEMENTATION, Plan, Segment, StepPlan, attending
+from ragspec.decoding.attention import IMPLEMENTATION, Plan, Segment, attending
 from ragspec.decoding.cache import LayerLayout, SlotCache
 from ragspec.decoding.recorded_steps import RecordedSteps, Step
 from ragspec.decoding.recorder import Recorder
-from ragspec.decoding.static_step import make_outputs
+from ragspec.decoding.static_step import make_outputs, padded_context
+from ragspec.decoding.step_plan import StepPlan
 from ragspec.decoding.target import StepOutput
 from ragspec.errors import ModelUnavailableError
 
@@ -102,6 +103,10 @@ class TransformersTarget:
         """Memory of one cache slot of `capacity` tokens, and the place behind them."""
         return (capacity + 1) * sum(layer.token_bytes for layer in self.cache_layout.values())
 
+    def context_read(self, reached: int) -> int:
+        """Places of a slot that a decode step reads; see `Target.context_read`."""
+        return reached if self.recorded is None or self.recorded.given_up else padded_context(reached)
+
     def make_cache(self, slots: int, capacity: int) -> SlotCache:
         """A cache that `forward` can use, its memory reserved.
 
@@ -115,8 +120,9 @@ class TransformersTarget:
         cache = SlotCache(slots=slots, capacity=capacity)
         cache.reserve(self.cache_layout)
         if self.recorded is not None:
-            outputs = make_outputs(slots, self.vocabulary, self.hidden_size, self.model.dtype, self.device)
-            self.recorded.attach(cache, outputs)
+            self.recorded.attach(
+                cache, lambda: make_outputs(slots, self.vocabulary, self.hidden_size, self.model.dtype, self.device)
+            )
         return cache
 
     def forward(

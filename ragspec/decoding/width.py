@@ -214,7 +214,16 @@ class WidthController:
 
 
 def _least_survival(load: StepLoad, most: int, cost: StepCost) -> float:
-    """Below which none of a step's `most` draft tokens, at least one, can pay by far."""
+    """The least survival probability with which a draft token of a step is looked at further.
+
+    Args:
+        load: the step without drafts.
+        most: draft tokens that it may have, at least one.
+        cost: what steps take.
+
+    Returns:
+        A row's seconds over a token's, with the row as cheap as rows get, over `LEAST_SHARE`; above 1 where none pays.
+    """
     curve = cost.curve(load.without_prompts, most)
     row = min((seconds - curve[0]) / rows for rows, seconds in enumerate(curve[1 : most + 1], 1))
     return row * load.sequences / curve[0] / LEAST_SHARE

@@ -89,6 +89,10 @@ class NativeTarget:
         """Memory of one cache slot of `capacity` tokens."""
         return round_up(capacity) * self.decoder.token_bytes
 
+    def context_read(self, reached: int) -> int:
+        """Places of a slot that a decode step reads; see `Target.context_read`."""
+        return reached
+
     def make_cache(self, slots: int, capacity: int) -> PackedCache:
         """A cache that `forward` can use; see `Target.make_cache`."""
         return self.decoder.make_cache(slots, capacity)

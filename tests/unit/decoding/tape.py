@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ragspec.decoding.recorder import Replay
+from ragspec.decoding.recorder import PlainRecorder, Replay
 
 aten = torch.ops.aten
 _WAITED_FOR = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -64,7 +64,7 @@ class Tape(TorchDispatchMode):
                 now[id(old)] = new
 
 
-class TapeRecorder:
+class TapeRecorder(PlainRecorder):
     """See `Recorder`."""
 
     def record(self, run: Callable[[], None]) -> Replay:

@@ -41,14 +41,20 @@ class Card:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.log: list[str] = []
         self.pools: list[object] = []
+        self.streams = 0
         self.current = self.main = Stream(self.log, "main")
         patch.setattr(torch.cuda, "device", lambda _: nullcontext())
         patch.setattr(torch.cuda, "current_stream", lambda: self.current)
-        patch.setattr(torch.cuda, "Stream", lambda: Stream(self.log, "side"))
+        patch.setattr(torch.cuda, "Stream", self.make_stream)
+        patch.setattr(torch.cuda, "synchronize", lambda device: self.log.append(f"wait for {device}"))
         patch.setattr(torch.cuda, "stream", self.switch)
         patch.setattr(torch.cuda, "CUDAGraph", Graph)
         known = inspect.signature(torch.cuda.graph)
         patch.setattr(torch.cuda, "graph", lambda *args, **given: self.capture(**known.bind(*args, **given).arguments))
+
+    def make_stream(self) -> Stream:
+        self.streams += 1
+        return Stream(self.log, "side")
 
     @contextmanager
     def switch(self, stream: Stream) -> Iterator[None]:
@@ -59,9 +65,10 @@ class Card:
             self.current = before
 
     @contextmanager
-    def capture(self, cuda_graph: Any, pool: object, capture_error_mode: str) -> Iterator[None]:
+    def capture(self, cuda_graph: Any, pool: object, stream: Stream, capture_error_mode: str) -> Iterator[None]:
         assert capture_error_mode == "thread_local"
-        before, self.current = self.current, Stream(self.log, "capture")
+        before, self.current = self.current, stream
+        self.log.append(f"capture on {stream.name}")
         try:
             yield
         except RuntimeError as error:
@@ -83,7 +90,7 @@ def test_a_function_is_warmed_up_beside_the_main_stream_and_captured_once(monkey
     replay()
 
     warm = ["side waits for main", *["run on side"] * WARM_UPS, "main waits for side"]
-    assert recorded == [*warm, "run on capture"]
+    assert recorded == [*warm, "capture on side", "run on side"]
     assert card.log[len(recorded) :] == ["replay"]
     assert card.current is card.main
 
@@ -116,3 +123,24 @@ def test_where_recording_fails_the_current_stream_is_what_it_was(at: int, monkey
         GraphRecorder(torch.device("cuda")).record(fail)
     assert card.current is card.main
     assert "main waits for side" in card.log
+
+
+def test_all_recordings_share_a_stream_which_is_made_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries keep a workspace for every stream that they have seen."""
+    card = Card(monkeypatch)
+    recorder = GraphRecorder(torch.device("cuda"))
+    made = [card.streams]
+    for _ in range(3):
+        recorder.record(card.run)
+        made.append(card.streams)
+
+    assert made == [0, 1, 1, 1]
+
+
+def test_settling_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where what a replay did wrong is told."""
+    card = Card(monkeypatch)
+
+    GraphRecorder(torch.device("cuda:1")).settle()
+
+    assert card.log == ["wait for cuda:1"]

@@ -6,24 +6,28 @@ import copy
 import gc
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
-from ragspec.decoding import recorded_steps, static_step
-from ragspec.decoding.attention import Segment
+from ragspec.decoding import recorded_steps, static_step, transformers_target
+from ragspec.decoding.attention import Plan, Segment
 from ragspec.decoding.cache import SlotCache
 from ragspec.decoding.cuda_graphs import GraphRecorder
 from ragspec.decoding.engine import Engine
 from ragspec.decoding.recorded_steps import RecordedSteps
 from ragspec.decoding.recorder import PlainRecorder, Recorder, Replay
+from ragspec.decoding.static_step import StaticStep
+from ragspec.decoding.step_plan import StepPlan
+from ragspec.decoding.target import StepOutput
 from ragspec.decoding.transformers_target import CHECK_TOLERANCE, TransformersTarget, make_target
 from tests import tiny
 from tests.unit.decoding.schedules import Schedule
-from tests.unit.decoding.tape import TapeRecorder
+from tests.unit.decoding.tape import Tape, TapeRecorder
 from tests.unit.decoding.test_scheduling import make_requests, run
 from tests.unit.decoding.worlds import world
 
@@ -37,9 +41,10 @@ def recording(target: TransformersTarget, recorder: Recorder) -> TransformersTar
 
 @pytest.fixture
 def eager_to_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Schedules are short: few buckets, which are recorded when they first come."""
+    """Schedules are short: few buckets, mostly padding, which are recorded when they first come."""
     monkeypatch.setattr(recorded_steps, "RECORD_AT", 1)
     monkeypatch.setattr(static_step, "WIDTHS", (2, 12))
+    monkeypatch.setattr(static_step, "MOST_PADDING", static_step.MOST_TOKENS)
 
 
 @pytest.mark.usefixtures("eager_to_record")
@@ -57,14 +62,14 @@ def test_every_answer_of_a_random_schedule_is_the_targets_own(
     assert recorded_steps.__name__ not in {record.name for record in caplog.records}
 
 
-class Raises:
+class Raises(PlainRecorder):
     """Nothing can be recorded."""
 
     def record(self, run: Callable[[], None]) -> Replay:
         raise RuntimeError("operation not permitted when stream is capturing")
 
 
-class Forgets:
+class Forgets(PlainRecorder):
     """Its replays do nothing: the buffers keep what they hold."""
 
     def record(self, run: Callable[[], None]) -> Replay:
@@ -72,7 +77,7 @@ class Forgets:
         return lambda: None
 
 
-class Breaks:
+class Breaks(PlainRecorder):
     """Its replays raise."""
 
     def record(self, run: Callable[[], None]) -> Replay:
@@ -82,11 +87,24 @@ class Breaks:
         return broken
 
 
-class Remembers:
+class BreaksUnseen(PlainRecorder):
+    """Its replays go wrong on a device that nobody has waited for yet."""
+
+    def settle(self) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+
+def step_of(run: Callable[[], None]) -> StaticStep:
+    """The step whose pass a recorder is given."""
+    step: StaticStep = run.__closure__[-1].cell_contents  # type: ignore[index]
+    return step
+
+
+class Remembers(PlainRecorder):
     """A replay has the numbers of its recording in place of the step's, as if they had been captured by value."""
 
     def record(self, run: Callable[[], None]) -> Replay:
-        step = run.__closure__[-1].cell_contents  # type: ignore[index]
+        step = step_of(run)
         held = step._inputs.clone()
 
         def frozen() -> None:
@@ -96,13 +114,28 @@ class Remembers:
         return frozen
 
 
+class Miscounts(PlainRecorder):
+    """Its replays give the right distributions and choose the token behind the likeliest."""
+
+    def record(self, run: Callable[[], None]) -> Replay:
+        step = step_of(run)
+
+        def skewed() -> None:
+            run()
+            step._outputs.choices.add_(1)
+
+        return skewed
+
+
 @pytest.mark.parametrize(
     ("recorder", "reason"),
     [
         (Raises(), "failed: operation not permitted"),
         (Forgets(), "diverges from the computed step"),
         (Breaks(), "failed: an illegal memory access"),
+        (BreaksUnseen(), "failed: an illegal memory access"),
         (Remembers(), "diverges from the computed step"),
+        (Miscounts(), "chooses other tokens than its own logits do"),
         pytest.param(
             GraphRecorder(torch.device("cuda")),
             "failed: ",
@@ -136,10 +169,10 @@ def _engine(target: TransformersTarget) -> Engine:
 
 
 @torch.inference_mode()
-def test_what_did_not_come_twice_is_not_recorded_and_the_least_used_recording_goes(
+def test_what_did_not_come_twice_is_not_recorded_nor_what_is_beyond_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Widths 1, 2 and 4, and room for two recordings."""
+    """Widths 1, 2 and 4, and room for two recordings, which stay."""
     monkeypatch.setattr(recorded_steps, "MOST_RECORDINGS", 2)
     target = recording(tiny.target(), PlainRecorder())
     cache = target.make_cache(2, 64)
@@ -148,7 +181,7 @@ def test_what_did_not_come_twice_is_not_recorded_and_the_least_used_recording_go
         return [_replays(target, cache, width) for width in widths]
 
     assert replays(1, 1, 1, 2, 2, 2, 1) == [False, False, True, False, False, True, True]
-    assert replays(4, 4, 1, 4, 2) == [False, False, True, True, False]
+    assert replays(4, 4, 4, 1, 2) == [False, False, False, True, True]
 
 
 def _replays(target: TransformersTarget, cache: SlotCache, width: int) -> bool:
@@ -158,51 +191,155 @@ def _replays(target: TransformersTarget, cache: SlotCache, width: int) -> bool:
     return target.recorded.replayed > before
 
 
+@pytest.fixture
+def _no_collection() -> Iterator[None]:
+    """What is let go must go at once, not when rubbish is next collected."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_no_collection")
 @torch.inference_mode()
 def test_a_cache_and_its_recordings_go_together() -> None:
-    """At once, not when rubbish is next collected: the engine's cache wants the memory of the profile's."""
+    """The engine's cache wants the memory of the profile's."""
     target = recording(tiny.target(), TapeRecorder())
     cache = target.make_cache(2, 64)
     assert [_replays(target, cache, 1) for _ in range(3)] == [False, False, True]
+    gone = [weakref.ref(cache), *map(weakref.ref, cache._keys.values()), *_recorded_over(target, cache)]
+
+    del cache
+    assert [one() for one in gone] == [None] * len(gone)
+
+
+def _recorded_over(target: TransformersTarget, cache: SlotCache) -> list[weakref.ref[Any]]:
+    """The one recording over a cache, and what it reads and writes."""
     assert target.recorded is not None
-    gone = (
-        weakref.ref(cache),
-        *map(weakref.ref, cache._keys.values()),
-        weakref.ref(target.recorded._shelves[cache].outputs.logits),
-    )
-
-    gc.disable()
-    try:
-        del cache
-        assert [one() for one in gone] == [None] * len(gone)
-    finally:
-        gc.enable()
+    [(step, _)] = target.recorded._shelves[cache].recordings.values()
+    return _parts(step)
 
 
+def _parts(step: StaticStep) -> list[weakref.ref[Any]]:
+    return [weakref.ref(part) for part in (step, step._inputs, step._outputs.logits)]
+
+
+def _no_room_beside(held: list[weakref.ref[Any]], patch: pytest.MonkeyPatch) -> None:
+    """Let steps that are computed kernel by kernel find no memory while any of this is there."""
+    compute = TransformersTarget._compute
+
+    def short(self: TransformersTarget, plan: Plan) -> Any:
+        if isinstance(plan, StepPlan) and any(one() is not None for one in held):
+            raise torch.OutOfMemoryError("no room")
+        return compute(self, plan)
+
+    patch.setattr(TransformersTarget, "_compute", short)
+
+
+@pytest.mark.usefixtures("_no_collection")
 @torch.inference_mode()
 def test_recordings_make_room_for_a_step_that_finds_none(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A prompt chunk that memory does not hold is computed again without them; without them it is an error as ever."""
-    target = recording(tiny.target(), PlainRecorder())
+    """A prompt chunk that memory does not hold is computed again when they are gone."""
+    target = recording(tiny.target(), TapeRecorder())
     cache = target.make_cache(2, 64)
     chunk = [Segment(0, 0, 30)], list(range(30)), [29]
     expected = target.forward(cache, *chunk)
-    attempts = []
-    compute = type(target)._compute
-
-    def short(self: TransformersTarget, plan: Any) -> Any:
-        attempts.append(None)
-        if len(attempts) != 2:
-            raise torch.OutOfMemoryError("no room")
-        return compute(self, plan)
-
-    monkeypatch.setattr(type(target), "_compute", short)
+    assert [_replays(target, cache, 1) for _ in range(3)] == [False, False, True]
+    _no_room_beside(_recorded_over(target, cache), monkeypatch)
 
     assert torch.equal(target.forward(cache, *chunk).logits, expected.logits)
-    assert [record.getMessage() for record in caplog.records] == [OFF + "no room"]
-    with pytest.raises(torch.OutOfMemoryError):
-        target.forward(cache, *chunk)
+    assert [record.getMessage() for record in caplog.records] == [OFF + "memory ran out beside them: no room"]
+
+
+class Notes(PlainRecorder):
+    """Notes the parts of what it records, and may fail then."""
+
+    def __init__(self, *, fails: bool) -> None:
+        self._fails = fails
+        self.parts: list[weakref.ref[Any]] = []
+
+    def record(self, run: Callable[[], None]) -> Replay:
+        self.parts += _parts(step_of(run))
+        if self._fails:
+            raise torch.OutOfMemoryError("no room")
+        return super().record(run)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.usefixtures("_no_collection")
+@torch.inference_mode()
+def test_a_recording_that_is_not_kept_makes_room_too(
+    fails: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that memory does not hold, and one beside which the step that it is compared with finds none."""
+    recorder = Notes(fails=fails)
+    target = recording(tiny.target(), recorder)
+    cache = target.make_cache(2, 64)
+    _no_room_beside(recorder.parts, monkeypatch)
+
+    first, second = (target.forward(cache, [Segment(1, 3, 1)], [7], [0]) for _ in range(2))
+
+    assert recorder.parts
+    assert torch.equal(first.logits, second.logits)
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert warning.startswith(OFF + "recording a step of ")
+    assert warning.endswith("failed: no room")
+
+
+@torch.inference_mode()
+def test_a_step_that_finds_no_memory_where_nothing_is_recorded_is_an_error_as_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing would be won by giving anything up."""
+    target = recording(tiny.target(), PlainRecorder())
+    cache = target.make_cache(2, 64)
+    with monkeypatch.context() as patch:
+        _no_room_beside([weakref.ref(cache)], patch)
+        with pytest.raises(torch.OutOfMemoryError):
+            target.forward(cache, [Segment(0, 0, 30)], list(range(30)), [29])
+
+    assert [_replays(target, cache, 1) for _ in range(3)] == [False, False, True]
+    assert not caplog.records
+
+
+def test_where_memory_has_no_room_for_what_steps_give_nothing_is_recorded_and_no_slot_is_lost(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is asked for once, for the caches to come neither."""
+    asked = []
+
+    def refuse(*given: Any) -> Any:
+        asked.append(given)
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(transformers_target, "make_outputs", refuse)
+    target = recording(tiny.target(), PlainRecorder())
+    requests = make_requests(4, seed=4)
+
+    for _ in range(2):
+        engine = _engine(target)
+        assert engine._scheduler._slots.working == 4
+        assert run(engine, requests).keys() == {r.id for r in requests}
+    assert len(asked) == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        OFF + "there is no memory for what they give: no room"
+    ]
+
+
+def test_a_block_of_rows_is_compared_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float32 copies of all logits of a wide step would take a gigabyte."""
+    monkeypatch.setattr(recorded_steps, "COMPARED_ROWS", 3)
+    generator = torch.Generator().manual_seed(2)
+    found, expected = (torch.randn(8, 40, generator=generator) for _ in range(2))
+    outputs = [StepOutput(logits, logits.argmax(-1), logits.logsumexp(-1)) for logits in (found, expected)]
+
+    with Tape() as tape:
+        divergence = recorded_steps._divergence(*outputs)
+
+    known = functional.kl_div(found.log_softmax(-1), expected.log_softmax(-1), log_target=True, reduction="none")
+    torch.testing.assert_close(divergence, known.sum(-1))
+    assert max(shape.numel() for _, shapes in tape.shapes for shape in shapes) == 3 * 40
 
 
 @torch.inference_mode()

@@ -22,6 +22,12 @@ SLOTS, CAPACITY = 6, 96
 ROUNDING = {"rtol": 1e-4, "atol": 1e-4}
 
 
+@pytest.fixture
+def much_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any step of short segments has a bucket, whatever part of it is padding."""
+    monkeypatch.setattr(static_step, "MOST_PADDING", static_step.MOST_TOKENS)
+
+
 class Pair:
     """Two caches of one target that hold the same: one is written by packed steps, the other by static ones."""
 
@@ -56,6 +62,7 @@ class Pair:
         return self.steps.setdefault(bucket, StaticStep(bucket, self.static, self.outputs, torch.float32))
 
 
+@pytest.mark.usefixtures("much_padding")
 @pytest.mark.parametrize("family", sorted(tiny.FAMILIES))
 @torch.inference_mode()
 def test_static_and_packed_steps_agree(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +100,7 @@ def contents(cache: SlotCache) -> list[Tensor]:
     return [tensor[:, :, :CAPACITY].clone() for tensor in tensors]
 
 
+@pytest.mark.usefixtures("much_padding")
 @pytest.mark.parametrize("family", sorted(tiny.FAMILIES))
 @torch.inference_mode()
 def test_a_static_step_is_the_same_operations_whatever_it_is_filled_with(family: str) -> None:
@@ -133,8 +141,8 @@ def test_a_slot_whose_numbers_went_wrong_spoils_no_other() -> None:
     ("segments", "bucket"),
     [
         ([Segment(0, 10, 1)], Bucket(1, 1, 256)),
-        ([Segment(2, 10, 1)], Bucket(4, 1, 256)),
-        ([Segment(4, 10, 3)], Bucket(6, 4, 256)),
+        ([Segment(0, 20, 1), Segment(2, 10, 1)], Bucket(4, 1, 256)),
+        ([Segment(4, 10, 3), Segment(1, 10, 4), Segment(0, 10, 1)], Bucket(6, 4, 256)),
         ([Segment(1, 255, 1)], Bucket(2, 1, 256)),
         ([Segment(1, 256, 1)], Bucket(2, 1, 384)),
         ([Segment(1, 384, 1)], Bucket(2, 1, 512)),
@@ -147,6 +155,21 @@ def test_a_slot_whose_numbers_went_wrong_spoils_no_other() -> None:
 def test_the_least_bucket_that_holds_a_step_is_taken(segments: list[Segment], bucket: Bucket | None) -> None:
     """Of a cache of 6 slots and 1,000 places; prompt chunks have none."""
     assert bucket_of(segments, 6, 1000) == bucket
+
+
+@pytest.mark.parametrize(
+    "segments",
+    [
+        [Segment(3, 10, 2)],
+        [Segment(3, 10, 3)],
+        [Segment(slot, 10, 1) for slot in range(3)] + [Segment(3, 10, 12)],
+    ],
+)
+def test_what_would_mostly_be_padding_has_no_bucket(segments: list[Segment], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence alone in a high slot, and a long draft beside short ones: nothing has priced what a bucket adds to them."""
+    assert bucket_of(segments, 6, 1000) is None
+    monkeypatch.setattr(static_step, "MOST_PADDING", 6)
+    assert bucket_of(segments, 6, 1000) is not None
 
 
 def test_wide_steps_have_no_bucket() -> None:

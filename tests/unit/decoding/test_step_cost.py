@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import itertools
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
-from ragspec.decoding import memory
+from ragspec.decoding import memory, recorded_steps
 from ragspec.decoding.profiling import profile_steps
+from ragspec.decoding.recorded_steps import RecordedSteps
+from ragspec.decoding.recorder import PlainRecorder
+from ragspec.decoding.static_step import Bucket, bucket_of
 from ragspec.decoding.step_cost import FREE, StepCost, StepLoad, StepProfile
+from ragspec.decoding.transformers_target import CHECK_TOLERANCE
 from tests import tiny
 
 PROFILE = StepProfile(
@@ -111,6 +117,34 @@ def test_no_timed_pass_exceeds_the_window_nor_the_targets_own(window: int) -> No
 
     assert target.longest <= target.capacity <= min(window, target.context_window)
     StepCost(profile).seconds(StepLoad(2, 1, prompt_rows=100), 10)
+
+
+@pytest.mark.parametrize(("window", "context_token"), [(512, 1.0), (200, 0.0)])
+def test_padded_passes_are_timed_as_the_engine_runs_them(
+    window: int, context_token: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over the same context, by a clock on which each place that is read takes a second.
+
+    Of 200 tokens all contexts are padded to the same.
+    """
+    now = 0.0
+
+    def seen(segments: Any, slots: int, capacity: int) -> Bucket | None:
+        nonlocal now
+        bucket = bucket_of(segments, slots, capacity)
+        assert bucket == bucket_of(segments, slots, window)
+        now += bucket.rows * bucket.context if bucket else 0.0
+        return bucket
+
+    monkeypatch.setattr(recorded_steps, "bucket_of", seen)
+    target = replace(tiny.target(), recorded=RecordedSteps(PlainRecorder(), CHECK_TOLERANCE[torch.float32]))
+
+    profile = profile_steps(target, max_batch=4, window=window, clock=lambda: now)
+
+    assert profile.sequences == (1, 4)
+    assert profile.context_token == context_token
+    assert target.recorded.replayed > 0
+    assert not target.recorded.given_up
 
 
 def test_as_many_sequences_are_profiled_as_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
