@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
 
-from ragspec.decoding.request import Request
+from ragspec.decoding.request import Request, Sampling
 from ragspec.decoding.target import Target
+from ragspec.errors import InputError
 from ragspec.heads.recording import Recording, record
 from ragspec.heads.replay import Written, replay
 from ragspec.heads.store import AnswerWriter, DataCard
@@ -44,17 +47,22 @@ def write_topic_answers(
         seed: of everything random.
         window: tokens of prompt and answer.
         progress: told of every answer.
+
+    Raises:
+        InputError: no prompt fits the window (code `no_head_data`).
     """
     card = DataCard(target.identity, target.hidden_size, "the target's own texts about built-in topics", seed)
     writer = AnswerWriter(folder, card)
     builder = PromptBuilder(target.tokenizer, window)
     known = read_topics()
     drawn = random.Random(seed).sample(known, min(topics or len(known), len(known)))  # noqa: S311 - nothing secret
+    answers = 0
     with writer:
         for start in range(0, len(drawn), _ROUND):
             plan = TopicTexts(target.tokenizer, builder, drawn[start : start + _ROUND], seed + start)
             texts = dict(sorted(_run(target, plan.texts(), writer, window, progress)))
-            _exhaust(_run(target, plan.answers(texts), writer, window, progress))
+            answers += len(texts) + _exhaust(_run(target, plan.answers(texts), writer, window, progress))
+    _require(answers, window)
     return writer.written
 
 
@@ -68,10 +76,15 @@ def write_answers(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> int:
-    """Have the target answer those requests for which the folder has no answer; returns the tokens written."""
+    """Have the target answer those requests for which the folder has no answer; returns the tokens written.
+
+    Raises:
+        InputError: there is no request, or none fits the window (code `no_head_data`).
+    """
     writer = AnswerWriter(folder, DataCard(target.identity, target.hidden_size, source, seed))
     with writer:
-        _exhaust(_run(target, requests, writer, window, progress))
+        answers = _exhaust(_run(target, requests, writer, window, progress))
+    _require(answers, window)
     return writer.written
 
 
@@ -109,20 +122,21 @@ def write_job_answers(
 def _run(
     target: Target, requests: Iterable[Request], writer: AnswerWriter, window: int, progress: Progress | None
 ) -> Iterator[tuple[int, str]]:
-    """Answer and write what the folder has no answer for, and give each request's number and answer."""
+    """Answer and write what the folder has no answer for, each prompt once, and give every request's number and answer."""
     counts: Counter[str] = Counter()
     found: list[tuple[int, str]] = []
     prompts: dict[str, str] = {}
+    asked: set[str] = set()
 
     def unanswered() -> Iterator[Request]:
         for request in requests:
-            prompt = _fingerprint(request.prompt, request.sampling)
-            text = writer.text_of(prompt)
-            if text is None:
+            prompt = _fingerprint(request.prompt, _changed(request.sampling))
+            if prompt in asked or writer.text_of(prompt) is not None:
+                found.append((PromptName.parse(request.id).number, prompt))
+            else:
+                asked.add(prompt)
                 prompts[request.id] = prompt
                 yield request
-            else:
-                found.append((PromptName.parse(request.id).number, text))
 
     for recording in record(target, unanswered(), batch=BATCH, window=window):
         kind = _add(writer, recording, prompts.pop(recording.request_id))
@@ -130,7 +144,10 @@ def _run(
         if progress is not None:
             progress(kind, counts[kind], writer.written)
         yield PromptName.parse(recording.request_id).number, recording.text
-    yield from found
+    for number, prompt in found:
+        text = writer.text_of(prompt)
+        if text is not None:  # what was asked in this run may have got no answer
+            yield number, text
 
 
 def _add(writer: AnswerWriter, recording: Recording, prompt: str) -> str:
@@ -141,9 +158,26 @@ def _add(writer: AnswerWriter, recording: Recording, prompt: str) -> str:
 
 
 def _fingerprint(*asked: object) -> str:
-    """SHA-256 of what is asked and how: the same twice has the same answer."""
-    return hashlib.sha256(repr(asked).encode()).hexdigest()
+    """SHA-256 of what is asked and how, as canonical JSON: the same twice has the same answer."""
+    return hashlib.sha256(json.dumps(asked, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _exhaust(running: Iterator[object]) -> None:
-    deque(running, maxlen=0)
+def _changed(sampling: Sampling) -> dict[str, object]:
+    """The options that are not as by default: one that is added later leaves the fingerprints of what lacks it as they are."""
+    values = {field.name: (getattr(sampling, field.name), field.default) for field in fields(sampling)}
+    return {name: value for name, (value, default) in values.items() if value != default}
+
+
+def _exhaust(running: Iterator[object]) -> int:
+    """Run to the end; returns how many came."""
+    return sum(1 for _ in running)
+
+
+def _require(answers: int, window: int) -> None:
+    """Refuse a run that neither wrote an answer nor found one in the folder."""
+    if not answers:
+        raise InputError(
+            f"No prompt was answered: there is none, or none that fits the window of {window} tokens.",
+            "Give other questions or fewer passages, or raise RAGSPEC_CONTEXT_WINDOW.",
+            code="no_head_data",
+        )

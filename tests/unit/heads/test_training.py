@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count, pairwise
 from pathlib import Path
 
@@ -23,10 +23,11 @@ from ragspec.heads.batches import positions
 from ragspec.heads.card import CARD, WEIGHTS, read_head_card
 from ragspec.heads.checkpoint import load_head
 from ragspec.heads.data import Progress as Written
-from ragspec.heads.data import write_answers, write_topic_answers
+from ragspec.heads.data import _changed, _fingerprint, write_answers, write_topic_answers
 from ragspec.heads.loading import find_head, load_head_drafter, make_chain
 from ragspec.heads.report import write_report
 from ragspec.heads.store import HELD_BACK, AnswerWriter, answer_files, read_answers, read_card
+from ragspec.heads.texts import Topic, TopicTexts
 from ragspec.heads.training import LOG, Progress, Recipe, train
 from ragspec.heads.walk import frozen_rows
 from tests import tiny
@@ -190,6 +191,52 @@ def test_topics_that_were_stopped_between_texts_and_answers_go_on(tmp_path: Path
     ]
     assert kinds[0] == kinds[1]
     assert write_topic_answers(target, tmp_path / "stopped", topics=3, seed=40) == 0
+
+
+def test_a_prompt_that_comes_again_while_it_is_answered_is_answered_once(tmp_path: Path) -> None:
+    twice = [replace(request, id=f"qa-{i}-{i}") for i, request in enumerate(requests(3) * 2)]
+
+    write_answers(tiny.smallest(), tmp_path, twice, source="a test", window=WINDOW)
+
+    assert [len(read_answers(path)) for path in answer_files(tmp_path)] == [3]
+
+
+def test_a_text_that_is_asked_for_twice_serves_both_topics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first and the fifth are asked for in the same form."""
+    given: list[dict[int, str]] = []
+
+    def note(_plan: TopicTexts, texts: dict[int, str]) -> list[Request]:
+        given.append(texts)
+        return []
+
+    monkeypatch.setattr("ragspec.heads.data.read_topics", lambda: [Topic("tea", "its history", ("What is {}?",))] * 5)
+    monkeypatch.setattr(TopicTexts, "answers", note)
+    write_topic_answers(tiny.target(), tmp_path)
+
+    (texts,) = given
+    assert sorted(texts) == [0, 1, 2, 3, 4]
+    assert texts[0] == texts[4]
+    assert [len(read_answers(path)) for path in answer_files(tmp_path)] == [4]
+
+
+def test_a_fingerprint_stays_as_it_is_where_an_option_is_added() -> None:
+    """Folders of earlier versions hold it: what they answer is not to be answered again."""
+
+    @dataclass(frozen=True)
+    class Later(Sampling):
+        beams: int = 1
+
+    prompts = [_fingerprint((1, 2, 3), _changed(kind(max_tokens=40, stop=("a",)))) for kind in (Sampling, Later)]
+
+    assert prompts == ["39387471132ab9ec74be98cd5bc183d66aa0269428604600eaa625174c871a67"] * 2
+    assert _fingerprint((1, 2, 3), _changed(Later(max_tokens=40, stop=("a",), beams=2))) != prompts[0]
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_where_there_is_nothing_to_answer_nobody_hears_that_it_is_answered(number: int, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="none that fits the window of 8 tokens") as caught:
+        write_answers(tiny.smallest(), tmp_path, requests(number), source="a test", window=8)
+    assert caught.value.error_code == "no_head_data"
 
 
 def test_states_that_are_not_the_tokens_are_refused(data: Path, tmp_path: Path) -> None:
