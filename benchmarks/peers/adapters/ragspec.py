@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 
 from benchmarks.peers.protocol import Load, Prompt, Ready, Run, serve
 from ragspec.assembly import make_engine
+from ragspec.corpus.passage import Passage
 from ragspec.decoding.loading import load_target
 from ragspec.decoding.request import Completion, Request, Sampling
+from ragspec.jobs.answer import Question
+from ragspec.jobs.options import AnswerOptions
 from ragspec.settings import load_settings
+from worker.resident.feed import Feed
+from worker.resident.pipeline import LOOKAHEAD_BATCHES
+from worker.resident.preparation import Prepared
+from worker.resident.ticket import issue
+
+#: Who asks, for the feed: one shard of one job.
+CONNECTION = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt as the feed sees it (`worker.resident.parts.BuiltPrompt`)."""
+
+    token_ids: tuple[int, ...]
+    passage_spans: tuple[tuple[int, int], ...]
+    used: tuple[Passage, ...] = ()
 
 
 class Ragspec:
@@ -27,34 +48,58 @@ class Ragspec:
             cuda_graphs=settings.cuda_graphs,
         )
         self._engine = make_engine(settings, target, max_batch=load.concurrency, context_window=load.window)
-        self._one_by_one = load.concurrency == 1
+        self._concurrency = load.concurrency
         self._speculation = bool(load.options.get("speculation", True))
-        self._asked = 0
+        self._jobs = 0
         versions = {name: version(name) for name in ("torch", "transformers")}
         self.ready = Ready(versions, target.precision)
 
     def run(self, prompts: Sequence[Prompt], max_tokens: int) -> Run:
-        """One job, as a file of questions is; at concurrency 1 a prompt is handed over when the answer before is there."""
+        """One job, as a file of questions is.
+
+        At concurrency 1 a prompt is handed over when the answer before is there, in the order of the file; else as a worker
+        does it, those that begin alike one behind the other.
+        """
         sampling = Sampling(max_tokens=max_tokens, speculation=self._speculation)
-        done: dict[int, Completion] = {}
-        first = self._asked
-        for prompt in prompts:
-            request = Request(str(self._asked), prompt.tokens, sampling, prompt.passages, group=f"from {first}")
-            self._engine.add(request)
-            self._asked += 1
-            if self._one_by_one:
-                self._drain(done)
-        self._drain(done)
-        ordered = [done[i] for i in range(first, self._asked)]
+        self._jobs += 1
+        requests = [
+            Request(str(i), prompt.tokens, sampling, prompt.passages, group=f"job {self._jobs}")
+            for i, prompt in enumerate(prompts)
+        ]
+        done = self._one_by_one(requests) if self._concurrency == 1 else self._together(requests)
+        ordered = [done[request.id] for request in requests]
         return Run(
             [completion.acceptance.token_ids for completion in ordered],
             [completion.prompt_tokens for completion in ordered],
             sum(completion.cached_prompt_tokens for completion in ordered),
         )
 
-    def _drain(self, done: dict[int, Completion]) -> None:
-        while self._engine.has_work:
-            done |= {int(completion.request_id): completion for completion in self._engine.step()}
+    def _one_by_one(self, requests: Sequence[Request]) -> dict[str, Completion]:
+        done: dict[str, Completion] = {}
+        for request in requests:
+            self._engine.add(request)
+            while self._engine.has_work:
+                done |= {completion.request_id: completion for completion in self._engine.step()}
+        return done
+
+    def _together(self, requests: Sequence[Request]) -> dict[str, Completion]:
+        """What `worker.resident.pipeline.Pipeline` does with one shard that has been retrieved."""
+        done: dict[str, Completion] = {}
+        capacity = 2 * self._concurrency
+        feed = Feed(group_limit=capacity)
+        options = AnswerOptions(collection="rendered")
+        waiting = iter(requests)
+        taken = 0
+        while len(done) < len(requests):
+            for request in islice(waiting, LOOKAHEAD_BATCHES * self._concurrency - feed.bulk):
+                ticket = issue(int(request.id), CONNECTION, Question(int(request.id), request.id, ""), options, 0.0)
+                feed.put(Prepared(ticket, Rendered(request.prompt, request.passage_spans), 0.0))
+            ready = feed.take(capacity - (taken - len(done)))
+            taken += len(ready)
+            for prepared in ready:
+                self._engine.add(requests[int(prepared.ticket.id)])
+            done |= {completion.request_id: completion for completion in self._engine.step()}
+        return done
 
 
 if __name__ == "__main__":
