@@ -21,12 +21,12 @@ from ragspec.heads.evaluation import compare
 from ragspec.heads.loading import make_chain
 from ragspec.heads.recipe.documents import read_folder, read_source
 from ragspec.heads.recipe.exclusion import read_exclusion
-from ragspec.heads.recipe.plan import Corpus, plan, read_plan, requests, write_plan
+from ragspec.heads.recipe.plan import Corpus, allowed_topics, plan, read_plan, requests, write_plan
 from ragspec.heads.recipe.sources import ASKS, RECALLS, SOURCES, fetch
 from ragspec.heads.recipe.stages import Stages
 from ragspec.heads.report import write_report
 from ragspec.heads.store import answer_files, is_held_back, read_answers
-from ragspec.heads.texts import PromptName, read_topics
+from ragspec.heads.texts import PromptName
 from ragspec.heads.training import Progress, Recipe, train
 from ragspec.models.manifest import sha256_of
 from ragspec.prompt import PromptBuilder
@@ -139,12 +139,11 @@ class Making:
         }
 
     def _answer_topics(self, teller: Teller) -> Mapping[str, Any]:
-        allowed = [topic for topic in read_topics() if not any(asked in self._excluded for asked in topic.questions)]
         write_topic_answers(
             self._target,
             self._data,
             topics=max(1, round(self._tokens * _TOPIC_SHARE / _TOPIC_TOKENS)),
-            among=allowed,
+            among=allowed_topics(self._excluded),
             seed=self._options.seed,
             window=self._window,
             progress=teller.recorded,

@@ -18,7 +18,7 @@ from ragspec.heads.recipe.documents import Document
 from ragspec.heads.recipe.exclusion import Exclusion
 from ragspec.heads.recipe.questions import ask
 from ragspec.heads.store import HELD_BACK, is_held_back
-from ragspec.heads.texts import PromptName, chat_tokens
+from ragspec.heads.texts import PromptName, Topic, chat_tokens, read_topics
 from ragspec.prompt import PromptBuilder
 
 #: Most tokens of an answer.
@@ -141,6 +141,11 @@ def _prompt(
         return Prompt(kind, document.title, question, chosen)
     template = rng.choice(_CONTEXT).replace("{question}", question)
     return Prompt(kind, document.title, template, tuple(rng.sample(chosen, len(chosen))))
+
+
+def allowed_topics(excluded: Exclusion) -> list[Topic]:
+    """The built-in topics of which no question is excluded."""
+    return [topic for topic in read_topics() if not any(asked in excluded for asked in topic.questions)]
 
 
 def requests(

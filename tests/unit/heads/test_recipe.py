@@ -19,7 +19,7 @@ from ragspec.errors import InputError, ServiceUnavailableError
 from ragspec.heads.recipe import sources
 from ragspec.heads.recipe.documents import Document, read_folder, read_source
 from ragspec.heads.recipe.exclusion import Exclusion, read_exclusion
-from ragspec.heads.recipe.plan import Corpus, Prompt, plan, read_plan, write_plan
+from ragspec.heads.recipe.plan import Corpus, Prompt, allowed_topics, plan, read_plan, write_plan
 from ragspec.heads.recipe.questions import ask, labels, names
 from ragspec.heads.recipe.sources import ASKS, RECALLS, SOURCES, Source, fetch
 from ragspec.heads.recipe.stages import Stages
@@ -113,6 +113,14 @@ def test_a_plan_ends_with_its_passages_and_keeps_out_what_is_excluded() -> None:
     assert any(prompt.question == "Tell me about River Oder." for prompt in everything)
     assert not any(text.startswith(shared) for prompt in prompts for text in prompt.passages)
     assert not any(prompt.question == "Tell me about River Oder." for prompt in prompts)
+
+
+def test_a_topic_with_an_excluded_question_is_left_out() -> None:
+    everything = {topic.name for topic in allowed_topics(Exclusion())}
+
+    assert everything - {topic.name for topic in allowed_topics(Exclusion(["What is the capital of Austria?"]))} == {
+        "Austria"
+    }
 
 
 def test_one_of_each_kind_in_forty_is_about_a_document_held_back() -> None:
