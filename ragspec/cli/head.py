@@ -88,7 +88,7 @@ def data(
     settings = load_settings()
     target = load_configured(settings)
     window = min(settings.context_window, target.context_window)
-    told = _Told()
+    told = Told()
     try:
         if job is not None:
             written = _keep_job(settings, target, out, job, window, told)
@@ -128,7 +128,7 @@ def _check_options(collection: str | None, job: str | None) -> None:
             raise click.UsageError(f"{option} goes {f'without {source}' if source else 'with --collection'}.")
 
 
-def _keep_job(settings: Settings, target: Target, out: Path, job: str, window: int, told: _Told) -> int:
+def _keep_job(settings: Settings, target: Target, out: Path, job: str, window: int, told: Told) -> int:
     """Write a job's answers into a folder, and say which were of no use; returns the tokens written."""
     from ragspec.cli.database import job_database
     from ragspec.errors import InputError
@@ -187,7 +187,7 @@ def train(data: Path, out: Path, start: Path | None, **recipe: Any) -> None:
     from ragspec.heads.training import train as train_head
 
     target = load_configured(load_settings())
-    told = _Told()
+    told = Told()
     try:
         found = train_head(target, data, out, Recipe(**recipe), start=start, progress=told.trained)
     except KeyboardInterrupt:
@@ -237,18 +237,7 @@ def evaluate(head_folder: Path, prompts: tuple[Path, ...], limit: int, max_token
     for path in prompts or (None,):
         requests = read_prompts(target, path, max_tokens, window)[:limit]
         for way in compare(target, chain, requests, profile, window=window, max_draft=settings.max_draft):
-            row = {
-                "prompts": "demo" if path is None else path.stem,
-                "drafts": way.name,
-                "mean_acceptance_length": round(way.mean_acceptance_length, 3),
-                "drafted_per_step": round(way.drafted / max(1, way.steps), 2),
-                "draft_acceptance_rate": round(way.accepted / max(1, way.drafted), 3),
-                "tokens_per_second": round(way.tokens / way.seconds, 1),
-                "acceptance_by_place": [round(rate, 2) for rate in way.by_place],
-                "tokens_by_source": way.by_source,
-                "draft_step_ms": round(way.draft_step_s * 1000, 3),
-                "target_step_ms": round(profile.decode[0][0] * 1000, 3),
-            }
+            row = way.figures("demo" if path is None else path.stem, profile.decode[0][0])
             if as_json:
                 click.echo(json.dumps(row))
             else:
@@ -336,7 +325,7 @@ def _read_questions(path: Path) -> Iterator[str]:
                 click.echo(f"{path}, line {row.line}: {row.message} It is left out.", err=True)
 
 
-class _Told:
+class Told:
     """Says how far something is, now and then, on standard error."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from ragspec.errors import InputError
 from ragspec.heads.recording import Recording, record
 from ragspec.heads.replay import Written, replay
 from ragspec.heads.store import AnswerWriter, DataCard
-from ragspec.heads.texts import PromptName, TopicTexts, read_topics
+from ragspec.heads.texts import PromptName, Topic, TopicTexts, read_topics
 from ragspec.prompt import PromptBuilder
 
 #: Told after every answer: kind of text, answers so far of it, tokens so far in all.
@@ -32,6 +32,7 @@ def write_topic_answers(
     folder: Path,
     *,
     topics: int = 0,
+    among: Sequence[Topic] | None = None,
     seed: int = 0,
     window: int = 1536,
     progress: Progress | None = None,
@@ -44,6 +45,7 @@ def write_topic_answers(
         target: who writes.
         folder: for the answers.
         topics: how many topics; 0 for all.
+        among: which they are drawn from; None for all that are built in.
         seed: of everything random.
         window: tokens of prompt and answer.
         progress: told of every answer.
@@ -54,7 +56,7 @@ def write_topic_answers(
     card = DataCard(target.identity, target.hidden_size, "the target's own texts about built-in topics", seed)
     writer = AnswerWriter(folder, card)
     builder = PromptBuilder(target.tokenizer, window)
-    known = read_topics()
+    known = read_topics() if among is None else among
     drawn = random.Random(seed).sample(known, min(topics or len(known), len(known)))  # noqa: S311 - nothing secret
     answers = 0
     with writer:

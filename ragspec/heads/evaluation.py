@@ -98,6 +98,26 @@ class Way:
         """Probability of acceptance at each place, given that all before stood."""
         return [stood / max(1, tested) for stood, tested in zip(self.stood, self.tested, strict=True)]
 
+    def figures(self, prompts: str, target_step_s: float) -> dict[str, Any]:
+        """What is printed and kept of it.
+
+        Args:
+            prompts: what the prompts are called.
+            target_step_s: seconds of a step of the target without drafts.
+        """
+        return {
+            "prompts": prompts,
+            "drafts": self.name,
+            "mean_acceptance_length": round(self.mean_acceptance_length, 3),
+            "drafted_per_step": round(self.drafted / max(1, self.steps), 2),
+            "draft_acceptance_rate": round(self.accepted / max(1, self.drafted), 3),
+            "tokens_per_second": round(self.tokens / self.seconds, 1),
+            "acceptance_by_place": [round(rate, 2) for rate in self.by_place],
+            "tokens_by_source": self.by_source,
+            "draft_step_ms": round(self.draft_step_s * 1000, 3),
+            "target_step_ms": round(target_step_s * 1000, 3),
+        }
+
 
 def compare(
     target: Target, chain: ChainHead, requests: Iterable[Request], profile: StepProfile, *, window: int, max_draft: int

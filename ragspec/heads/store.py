@@ -125,7 +125,7 @@ class AnswerWriter:
         self._starts.append(len(self._tokens))
         self._tokens += tokens
         self._hidden.append(hidden.to(torch.bfloat16))
-        self._held_back.append(zlib.crc32(key.encode()) % HELD_BACK == 0)
+        self._held_back.append(is_held_back(key))
         self._kinds.append(kind)
         self._answered[prompt] = self._gathered[prompt] = text
         self.written += len(tokens)
@@ -149,6 +149,11 @@ class AnswerWriter:
         path.with_suffix(".part").replace(path)
         self._tokens, self._hidden, self._starts, self._held_back, self._kinds = [], [], [], [], []
         self._gathered = {}
+
+
+def is_held_back(key: str) -> bool:
+    """Whether answers about this are measured on and never trained on."""
+    return zlib.crc32(key.encode()) % HELD_BACK == 0
 
 
 def read_card(folder: Path) -> DataCard:

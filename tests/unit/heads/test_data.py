@@ -106,6 +106,12 @@ def test_topics_that_were_stopped_between_texts_and_answers_go_on(tmp_path: Path
     assert write_topic_answers(target, tmp_path / "stopped", topics=3, seed=40) == 0
 
 
+def test_topics_are_drawn_from_those_that_are_given(tmp_path: Path) -> None:
+    write_topic_answers(tiny.target(), tmp_path, topics=3, among=[Topic("tea", "its history", ("What is tea?",))])
+
+    assert sum(read_answers(path).kinds.count("text") for path in answer_files(tmp_path)) == 1
+
+
 def test_a_prompt_that_comes_again_while_it_is_answered_is_answered_once(tmp_path: Path) -> None:
     twice = [replace(request, id=f"qa-{i}-{i}") for i, request in enumerate(requests(3) * 2)]
 
