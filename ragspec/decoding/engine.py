@@ -66,6 +66,7 @@ class Engine:
 
     Raises:
         SettingsError: not even one slot fits the device's memory.
+        ValueError: `prefill_chunk` is below 1: no prompt would ever be read.
     """
 
     def __init__(
@@ -80,6 +81,9 @@ class Engine:
         prefix_cache: float = 0.25,
         step_profile: StepProfile = FREE,
     ) -> None:
+        if prefill_chunk < 1:
+            msg = f"prefill_chunk is {prefill_chunk}; a step must carry at least one prompt token"
+            raise ValueError(msg)
         self.target = target
         self.window = min(context_window, target.context_window)
         self.steps = 0
@@ -160,7 +164,7 @@ class Engine:
         finished by then.
         """
         if ended := self._scheduler.ended():
-            return [self._finish(sequence) for sequence in ended]
+            return self._finish(ended)
         for sequence in self._scheduler.admit():
             if sequence.request.sampling.speculation and self._max_draft:
                 self._panel.begin(sequence.request)
@@ -176,7 +180,7 @@ class Engine:
         except BaseException:  # Ctrl-C too: whoever catches it may step on
             self._scheduler.withdraw(chunks)
             raise
-        return [self._finish(sequence) for sequence in self._scheduler.ended()]
+        return self._finish(self._scheduler.ended())
 
     def _drafts(self, decoding: list[Sequence], prompt_rows: int) -> dict[str, Draft]:
         if not self._max_draft or not decoding:
@@ -285,9 +289,14 @@ class Engine:
             sequence.finish_reason = "length"
         return sequence.finish_reason is not None
 
-    def _finish(self, sequence: Sequence) -> Completion:
-        self._scheduler.remove(sequence.request.id)
-        self._panel.end(sequence.request.id)
-        sampling = sequence.request.sampling
-        text = answer_text(self.target.tokenizer, sequence.tokens, sampling.stop, sampling.min_tokens)
-        return sequence.complete(text)
+    def _finish(self, ended: Sequences[Sequence]) -> list[Completion]:
+        """What sequences that have ended give; all of them leave, or where one raises none, and the next step tries again."""
+        completions = []
+        for sequence in ended:
+            sampling = sequence.request.sampling
+            text = answer_text(self.target.tokenizer, sequence.tokens, sampling.stop, sampling.min_tokens)
+            completions.append(sequence.complete(text))
+        for sequence in ended:
+            self._scheduler.remove(sequence.request.id)
+            self._panel.end(sequence.request.id)
+        return completions

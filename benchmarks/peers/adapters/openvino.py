@@ -1,7 +1,7 @@
 """OpenVINO GenAI's continuous batching pipeline over the GGUF file, with prefix caching.
 
 The weights stay in the four bits they are stored in and activations are quantised to eight for the matrix products, as it
-does by default on CPU. Latency hint for one at a time, throughput hint for a batch, as its performance guide says; prompts
+does by default on CPU. Latency hint for a batch too: the throughput hint splits the cores among streams. Prompts are
 split into chunks that ride along with decoding (`dynamic_split_fuse`).
 """
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ragspec.decoding import engine as engine_module
 from ragspec.decoding.engine import Engine
 from ragspec.decoding.lookup import OwnTextDrafter
 from ragspec.decoding.request import Completion, Request, Sampling
@@ -247,3 +248,32 @@ def test_cancelling_a_preempted_request_forgets_it() -> None:
         engine.step()
 
     assert lookup._texts == {}
+
+
+def test_where_one_answer_cannot_be_written_none_that_ended_with_it_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny.target("llama")
+    engine = Engine(target, max_batch=3)
+    requests = [Request(f"r{i}", (1, 2, 3 + i), Sampling(max_tokens=1)) for i in range(3)]
+    write, written = engine_module.answer_text, []
+
+    def stumbling(*arguments: Any) -> str:
+        written.append(arguments)
+        if len(written) == 2:
+            raise RuntimeError("the tokenizer is in use")
+        return write(*arguments)
+
+    monkeypatch.setattr(engine_module, "answer_text", stumbling)
+    for request in requests:
+        engine.add(request)
+
+    with pytest.raises(RuntimeError, match="in use"):
+        engine.step()
+
+    assert [completion.request_id for completion in engine.step()] == ["r0", "r1", "r2"]
+    assert not engine.has_work
+
+
+@pytest.mark.parametrize("chunk", [0, -1])
+def test_an_engine_that_could_read_no_prompt_is_refused(chunk: int) -> None:
+    with pytest.raises(ValueError, match="prefill_chunk"):
+        Engine(tiny.target("llama"), prefill_chunk=chunk)
