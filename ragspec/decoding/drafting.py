@@ -50,8 +50,9 @@ class DraftingPanel:
         self._tell(request_id, "observe", lambda drafter: drafter.observe(request_id, tokens, hidden))
 
     def end(self, request_id: str) -> None:
-        """Let every drafter forget a request, those that failed it too."""
-        self._trusted.pop(request_id, None)
+        """Let every drafter forget a request that it was told of, those that failed it too."""
+        if self._trusted.pop(request_id, None) is None:
+            return
         for drafter in self._drafters:
             try:
                 drafter.end(request_id)

@@ -277,3 +277,18 @@ def test_where_one_answer_cannot_be_written_none_that_ended_with_it_is_lost(monk
 def test_an_engine_that_could_read_no_prompt_is_refused(chunk: int) -> None:
     with pytest.raises(ValueError, match="prefill_chunk"):
         Engine(tiny.target("llama"), prefill_chunk=chunk)
+
+
+def test_a_drafter_hears_the_end_of_those_requests_only_whose_beginning_it_heard() -> None:
+    class Strict(OwnTextDrafter):
+        def end(self, request_id: str) -> None:
+            del self._texts[request_id]
+
+    engine = Engine(tiny.target("llama"), max_batch=1, drafters=[Strict()])
+    for name, speculation in (("drafts", True), ("plain", False), ("cancelled", True)):
+        engine.add(Request(name, (1, 2, 3), Sampling(max_tokens=2, speculation=speculation)))
+    engine.cancel("cancelled")
+    while engine.has_work:
+        engine.step()
+
+    assert engine.drafter_failures == 0
