@@ -21,7 +21,7 @@ from worker.resident.pipeline import LOOKAHEAD_BATCHES
 from worker.resident.preparation import Prepared
 from worker.resident.ticket import issue
 
-#: Who asks, for the feed: one shard of one job.
+#: Who asks, for the feed: one connection, however many shards its prompts would be.
 CONNECTION = 0
 
 
@@ -83,7 +83,7 @@ class Ragspec:
         return done
 
     def _together(self, requests: Sequence[Request]) -> dict[str, Completion]:
-        """What `worker.resident.pipeline.Pipeline` does with one shard that has been retrieved."""
+        """What `worker.resident.pipeline.Pipeline` does with retrieved questions, as far ahead as it looks at most."""
         done: dict[str, Completion] = {}
         capacity = 2 * self._concurrency
         feed = Feed(group_limit=capacity)
