@@ -46,6 +46,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--questions", type=Path, metavar="FILE", help="bulk-rag: JSON Lines with `question`")
     parser.add_argument("--concurrency", type=int, help="answers decoded together; default 1, for bulk-rag 16")
     parser.add_argument("--limit", type=int, default=0, help="prompts used; default all")
+    parser.add_argument(
+        "--order",
+        choices=["file", "sorted"],
+        default="file",
+        help="sorted: all peers get those that begin alike one behind the other, by their tokens",
+    )
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     names = ",".join(peer.name for peer in PEERS)
@@ -98,7 +104,8 @@ def prompts_of(wanted: argparse.Namespace, settings: Settings, tokenizer: PreTra
         prompts = bulk_rag(tokenizer, settings, window, files, wanted.max_tokens, wanted.limit)
     if not prompts:
         raise InputError(f"No prompt fits {window} tokens beside its answer.", "Raise RAGSPEC_CONTEXT_WINDOW.")
-    return prompts[: wanted.limit or None]
+    prompts = prompts[: wanted.limit or None]
+    return sorted(prompts, key=lambda prompt: prompt.tokens) if wanted.order == "sorted" else prompts
 
 
 def describe(wanted: argparse.Namespace, model: str, prompts: list[Prompt]) -> dict[str, Any]:
@@ -112,7 +119,8 @@ def describe(wanted: argparse.Namespace, model: str, prompts: list[Prompt]) -> d
         "machine": f"{_processor()}, {wanted.threads} threads, {memory:.0f} GiB, {platform.platform()}",
         "python": platform.python_version(),
         "model": model,
-        "prompts": f"{len(prompts)} of {wanted.suite}, {total} tokens, {shared:.1%} in prefixes shared with another prompt",
+        "prompts": f"{len(prompts)} of {wanted.suite}, {total} tokens, {shared:.1%} in prefixes shared with another prompt, "
+        + ("in the file's order" if wanted.order == "file" else "sorted by their tokens"),
         "answers": f"at most {wanted.max_tokens} tokens, greedy, {wanted.concurrency} at once",
         "rounds": wanted.rounds,
     }

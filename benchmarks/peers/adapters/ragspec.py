@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 
 from benchmarks.peers.protocol import Load, Prompt, Ready, Run, serve
@@ -17,12 +17,8 @@ from ragspec.jobs.answer import Question
 from ragspec.jobs.options import AnswerOptions
 from ragspec.settings import load_settings
 from worker.resident.feed import Feed
-from worker.resident.pipeline import LOOKAHEAD_BATCHES
 from worker.resident.preparation import Prepared
 from worker.resident.ticket import issue
-
-#: Who asks, for the feed: one connection, however many shards its prompts would be.
-CONNECTION = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +45,8 @@ class Ragspec:
         )
         self._engine = make_engine(settings, target, max_batch=load.concurrency, context_window=load.window)
         self._concurrency = load.concurrency
+        self._shard_size = settings.shard_size
+        self._shards_in_flight = settings.bulk_concurrency
         self._speculation = bool(load.options.get("speculation", True))
         self._jobs = 0
         versions = {name: version(name) for name in ("torch", "transformers")}
@@ -83,17 +81,22 @@ class Ragspec:
         return done
 
     def _together(self, requests: Sequence[Request]) -> dict[str, Completion]:
-        """What `worker.resident.pipeline.Pipeline` does with retrieved questions, as far ahead as it looks at most."""
+        """What `worker.resident.pipeline.Pipeline` does with retrieved questions: shards of them, some in flight at once."""
         done: dict[str, Completion] = {}
         capacity = 2 * self._concurrency
         feed = Feed(group_limit=capacity)
         options = AnswerOptions(collection="rendered")
-        waiting = iter(requests)
+        shards = deque(requests[i : i + self._shard_size] for i in range(0, len(requests), self._shard_size))
+        in_flight: dict[int, Sequence[Request]] = dict.fromkeys(range(self._shards_in_flight), ())
         taken = 0
         while len(done) < len(requests):
-            for request in islice(waiting, LOOKAHEAD_BATCHES * self._concurrency - feed.bulk):
-                ticket = issue(int(request.id), CONNECTION, Question(int(request.id), request.id, ""), options, 0.0)
-                feed.put(Prepared(ticket, Rendered(request.prompt, request.passage_spans), 0.0))
+            for connection, shard in in_flight.items():
+                if shards and all(request.id in done for request in shard):
+                    in_flight[connection] = shards.popleft()
+                    for request in in_flight[connection]:
+                        question = Question(int(request.id), request.id, "")
+                        ticket = issue(question.idx, connection, question, options, 0.0)
+                        feed.put(Prepared(ticket, Rendered(request.prompt, request.passage_spans), 0.0))
             ready = feed.take(capacity - (taken - len(done)))
             taken += len(ready)
             for prepared in ready:

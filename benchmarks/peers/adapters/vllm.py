@@ -19,6 +19,9 @@ from benchmarks.peers.protocol import Load, Prompt, Ready, Run, serve
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 #: Tokens of a step: the chunk in which prompts go in beside the tokens that decode.
 BATCHED_TOKENS = 2048
+#: Tokens of a cache block. Whole blocks are what its prefix cache shares, and its default on CPU, 128, is longer than many a
+#: passage: with 32 (it wants multiples of that) prompts that share passages were answered 1.15 times as fast, others as fast.
+BLOCK_SIZE = 32
 
 
 class Vllm:
@@ -42,6 +45,7 @@ class Vllm:
             max_num_seqs=load.concurrency,
             max_num_batched_tokens=max(BATCHED_TOKENS, load.window),
             enable_prefix_caching=True,
+            block_size=BLOCK_SIZE,
             speculative_config=NGRAM if load.options.get("lookup") else None,
         )
         self._sampling = SamplingParams
