@@ -35,7 +35,7 @@ class SlotCache:
     The place behind a slot's capacity is never read: what only pads a pass is written there.
 
     A layer's tensors are made by `reserve`, or else at its first write, which tells heads and dimensions: models whose layers
-    differ need no special case. On CPU the memory is reserved then but touched only as slots fill.
+    differ need no special case. All of their memory is taken then, on CPU too, where torch writes the zeros.
 
     Args:
         slots: sequences held at once.
