@@ -91,7 +91,12 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 def config(family: str, **shape: object) -> PreTrainedConfig:
     """A family's tiny configuration, changed where `shape` says so."""
-    return FAMILIES[family](**{**_SHAPE, **_EXTRA.get(family, {}), **shape})
+    return shaped(FAMILIES[family], **{**_EXTRA.get(family, {}), **shape})
+
+
+def shaped(kind: type[PreTrainedConfig], **shape: object) -> PreTrainedConfig:
+    """A tiny configuration of any kind of decoder, changed where `shape` says so."""
+    return kind(**{**_SHAPE, **shape})
 
 
 @lru_cache

@@ -111,7 +111,7 @@ def ragged_attention(
         query: [1, heads, n, head_dim].
         key: [1, kv_heads, n, head_dim].
         value: [1, kv_heads, n, value_dim].
-        attention_mask: unused, the plan knows what is visible.
+        attention_mask: unused, the plan knows what is visible; contexts end before a mask would say more (`masked_windows.py`).
         scaling: of the scores; 1/sqrt(head_dim) where None.
         sliding_window: tokens a query sees, itself included, or None for all.
         softcap: Gemma's tanh bound on scores.

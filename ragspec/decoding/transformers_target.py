@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ragspec.decoding.attention import IMPLEMENTATION, Plan, Segment, attending
 from ragspec.decoding.cache import LayerLayout, SlotCache
+from ragspec.decoding.masked_windows import masked_window
 from ragspec.decoding.recorded_steps import RecordedSteps, Step
 from ragspec.decoding.recorder import Recorder
 from ragspec.decoding.static_step import make_outputs, padded_context
@@ -56,7 +57,7 @@ class TransformersTarget:
         tokenizer: its tokenizer, with the chat template.
         identity: `name@fingerprint+precision`, recorded with every answer.
         eos_ids: tokens that end an answer.
-        context_window: most tokens of prompt and answer that its positions allow.
+        context_window: most tokens of prompt and answer that its positions and its layers' windows allow.
         cache_layout: what each layer stores, seen at load.
         recorded: its decode steps as recordings; None computes every step kernel by kernel.
     """
@@ -184,7 +185,7 @@ def make_target(
     warn_of_processors(model)
     target = TransformersTarget(model, tokenizer, identity, end_tokens(model, tokenizer), context_window(model))
     recorded = None if recorder is None else RecordedSteps(recorder, CHECK_TOLERANCE[model.dtype])
-    return replace(target, cache_layout=_check_attention(target), recorded=recorded)
+    return replace(_check_attention(target), recorded=recorded)
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -232,15 +233,40 @@ def warn_of_processors(model: PreTrainedModel) -> None:
         )
 
 
-@torch.inference_mode()
-def _check_attention(target: TransformersTarget) -> dict[int, LayerLayout]:
-    """Compare our attention with the model's own on a few tokens, in a chunk and a step, so that both paths run."""
+def _within_windows(target: TransformersTarget) -> TransformersTarget:
+    """The target with a context no longer than the least window that our attention is not told."""
     model = target.model
-    length = min(48, target.context_window)
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(target.vocabulary, (length,), generator=generator).tolist()
-    cut = length - 6
+    window = masked_window(model)
+    if window is None or window >= target.context_window:
+        return target
+    config = model.config.get_text_config()
+    settings = [name for name in ("sliding_window", "attention_chunk_size") if getattr(config, name, None) == window]
+    log.warning(
+        "the context window is %d of the model's %d tokens: %s keeps to %s=%d by its mask alone, which ragspec's "
+        "attention does not read",
+        window,
+        target.context_window,
+        type(model).__name__,
+        " or ".join(settings),
+        window,
+    )
+    return replace(target, context_window=window)
+
+
+@torch.inference_mode()
+def _check_attention(target: TransformersTarget) -> TransformersTarget:
+    """Compare our attention with the model's own on a few tokens, in a chunk and a step, so that both paths run.
+
+    Returns:
+        The target, with what each layer stores and the context within which the two are the same.
+    """
+    model = target.model
     try:
+        target = _within_windows(target)
+        length = min(48, target.context_window)
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(target.vocabulary, (length,), generator=generator).tolist()
+        cut = length - 6
         ours: list[Tensor] = []
         cache = SlotCache(slots=2, capacity=length)
         for start, end in ((0, cut), (cut, length)):
@@ -270,4 +296,4 @@ def _check_attention(target: TransformersTarget) -> dict[int, LayerLayout]:
             "This architecture needs more than causal or sliding-window attention.",
             code="unsupported_architecture",
         )
-    return cache.layout
+    return replace(target, cache_layout=cache.layout)
