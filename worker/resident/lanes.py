@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from worker.resident.ticket import Ticket
 
@@ -26,8 +27,12 @@ class Lanes:
 
     def put(self, ticket: Ticket) -> None:
         """Queue a question."""
-        lane = self._interactive if ticket.interactive else self._bulk
-        lane.setdefault(ticket.connection, deque()).append(ticket)
+        self._lane(ticket).append(ticket)
+
+    def put_back(self, tickets: Sequence[Ticket]) -> None:
+        """Queue questions again that were taken before, ahead of their connections' others."""
+        for ticket in reversed(tickets):
+            self._lane(ticket).appendleft(ticket)
 
     def take(self, interactive: int, bulk: int) -> list[Ticket]:
         """Up to so many of each, interactive ones first."""
@@ -37,6 +42,10 @@ class Lanes:
         """Forget what a connection still waits for."""
         self._interactive.pop(connection, None)
         self._bulk.pop(connection, None)
+
+    def _lane(self, ticket: Ticket) -> deque[Ticket]:
+        lane = self._interactive if ticket.interactive else self._bulk
+        return lane.setdefault(ticket.connection, deque())
 
 
 def _take(lane: dict[int, deque[Ticket]], limit: int) -> list[Ticket]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ragspec.decoding.request import Completion, Request, Sampling
+from ragspec.errors import ServiceUnavailableError
 from ragspec.jobs.answer import Answer
 from worker.protocol import Pong
 from worker.resident.feed import Feed
@@ -16,6 +17,7 @@ from worker.resident.lanes import Lanes
 from worker.resident.outcome import Identity, Timing, answered, failed
 from worker.resident.parts import Parts
 from worker.resident.preparation import Preparation, Prepared
+from worker.resident.silence import PATIENCE_S, Silence
 from worker.resident.ticket import Ticket
 
 log = logging.getLogger(__name__)
@@ -60,9 +62,7 @@ class Pipeline:
         """
         self._engine = parts.engine
         self._identity = Identity(parts.model, parts.head, parts.prompts.template_hash)
-        self._preparation = Preparation(
-            parts.retriever, parts.prompts, self._identity, answer_without_context, self._pause
-        )
+        self._preparation = Preparation(parts.retriever, parts.prompts, self._identity, answer_without_context)
         self._deliver = deliver
         self._fail = fail
         self._capacity = 2 * max_batch
@@ -71,6 +71,7 @@ class Pipeline:
 
         self._changed = threading.Condition()
         self._lanes = Lanes()
+        self._silence = Silence(PATIENCE_S)
         self._open: dict[str, Ticket] = {}  # accepted and not yet answered
         self._prepared = Feed(group_limit=self._capacity)
         self._running: dict[str, _Running] = {}
@@ -116,6 +117,7 @@ class Pipeline:
             for ticket_id in gone:
                 del self._open[ticket_id]
             self._lanes.drop(connection)
+            self._silence.drop(connection)
             self._prepared.drop(connection)
             self._cancelled += [ticket_id for ticket_id in gone if ticket_id in self._running]
             self._changed.notify_all()
@@ -134,27 +136,35 @@ class Pipeline:
         try:
             while tickets := self._next_tickets():
                 for ticket, outcome in self._preparation.prepare(tickets):
-                    if isinstance(outcome, Answer):
-                        self._finish(ticket, outcome)
-                    else:
-                        self._pass_on(outcome)
+                    match outcome:
+                        case ServiceUnavailableError():
+                            self._set_aside(ticket, outcome)
+                        case Answer():
+                            self._call_back(ticket)
+                            self._finish(ticket, outcome)
+                        case Prepared():
+                            self._call_back(ticket)
+                            self._pass_on(outcome)
         except Exception as error:
             log.exception("retrieval failed")
             self._fail(error)
 
     def _next_tickets(self) -> list[Ticket]:
-        """Wait for questions that may be prepared; [] where the process stops."""
+        """Wait for questions that may be prepared, interactive ones first; [] where the process stops."""
         with self._changed:
             while not self._stopping.is_set():
-                room = self._room()
-                if taken := self._lanes.take(RETRIEVAL_BATCH, room):
-                    return taken
-                self._changed.wait()
+                now = time.monotonic()
+                taken = self._lanes.take(RETRIEVAL_BATCH, self._room())
+                ready = [ticket for ticket in taken if not self._silence.holds_up(ticket, now)] + self._silence.due(now)
+                if ready:
+                    return sorted(ready, key=lambda ticket: not ticket.interactive)
+                if not taken:
+                    self._changed.wait(self._silence.pause(now))
         return []
 
     def _room(self) -> int:
         """How many bulk questions to prepare now: none until a batch worth retrieving fits, or all that wait do."""
-        free = self._lookahead - self._prepared.bulk
+        free = self._lookahead - self._prepared.bulk - self._silence.bulk
         return min(free, RETRIEVAL_BATCH) if free >= min(self._refill, self._lanes.bulk) else 0
 
     def _pass_on(self, prepared: Prepared) -> None:
@@ -164,10 +174,18 @@ class Pipeline:
                 self._prepared.put(prepared)
                 self._changed.notify_all()
 
-    def _pause(self, seconds: float) -> bool:
+    def _set_aside(self, ticket: Ticket, error: ServiceUnavailableError) -> None:
+        """Let a question wait for its store, and fail those that have waited long enough."""
         with self._changed:
-            self._moved_at = time.monotonic()  # a retry is life; that it ends is the preparation's business
-        return self._stopping.wait(seconds)
+            self._moved_at = time.monotonic()  # to ask again is life; that it ends is the patience's business
+            given_up = self._silence.begin(ticket, self._moved_at) if ticket.id in self._open else []
+        for late in given_up:
+            self._finish(late, failed(late, error, self._identity, code="retrieval_failed"))
+
+    def _call_back(self, ticket: Ticket) -> None:
+        """The question's store answers: those that waited for it are next."""
+        with self._changed:
+            self._lanes.put_back(self._silence.end(ticket))
 
     # Engine thread
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ragspec.corpus.passage import Passage, Retriever
@@ -16,11 +16,6 @@ from worker.resident.ticket import Ticket
 
 log = logging.getLogger(__name__)
 
-#: Seconds for which a store that does not answer is asked again before the row fails: a restart of Chroma fits in.
-PATIENCE_S = 60.0
-FIRST_PAUSE_S = 0.25
-LONGEST_PAUSE_S = 5.0
-
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -29,6 +24,10 @@ class Prepared:
     ticket: Ticket
     prompt: BuiltPrompt
     retrieval_s: float
+
+
+#: What comes of a ticket.
+Outcome = Prepared | Answer | ServiceUnavailableError
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,37 +39,41 @@ class Preparation:
         prompts: writes prompts.
         identity: written on the answers that end here.
         answer_without_context: whether a question with no passages goes to the engine all the same.
-        pause: waits so many seconds; True ends the retries (the process stops).
-        patience_s: for how long a store that does not answer is asked again, seconds.
     """
 
     retriever: Retriever
     prompts: PromptWriter
     identity: Identity
     answer_without_context: bool
-    pause: Callable[[float], bool]
-    patience_s: float = PATIENCE_S
 
-    def prepare(self, tickets: Sequence[Ticket]) -> Iterator[tuple[Ticket, Prepared | Answer]]:
+    def prepare(self, tickets: Sequence[Ticket]) -> Iterator[tuple[Ticket, Outcome]]:
         """Retrieve for the tickets, together where collection and `top_k` agree, and build their prompts.
 
-        The searches are made in the order of their first tickets, so that who came first waits for no other search.
+        Who asks for no passages waits for no search. The searches are made in the order of their first tickets, so that who
+        came first waits for no other search.
 
-        Yields each ticket once, with its prompt or with the answer that it ended in.
+        Yields each ticket once, with its prompt, with the answer that it ended in, or with the error of a store that does
+        not answer: the same ticket may be prepared later.
         """
         searches: dict[tuple[str, int], list[Ticket]] = {}
         for ticket in tickets:
-            searches.setdefault((ticket.options.collection, ticket.options.top_k), []).append(ticket)
+            if ticket.collection is None:
+                yield ticket, self._build(ticket, [], 0.0)
+            else:
+                searches.setdefault((ticket.collection, ticket.options.top_k), []).append(ticket)
         for (collection, top_k), group in searches.items():
             yield from self._group(group, collection, top_k)
 
-    def _group(self, tickets: list[Ticket], collection: str, top_k: int) -> Iterator[tuple[Ticket, Prepared | Answer]]:
+    def _group(self, tickets: list[Ticket], collection: str, top_k: int) -> Iterator[tuple[Ticket, Outcome]]:
         started = time.monotonic()
         try:
             found = self._retrieve([ticket.question.text for ticket in tickets], collection, top_k)
+        except ServiceUnavailableError as error:
+            log.warning("retrieval: %s", error)
+            yield from ((ticket, error) for ticket in tickets)
         except Exception as error:
             known = isinstance(error, RagspecError)
-            of_all = known and not isinstance(error, RefusedError)  # a store that is away, a collection that is gone
+            of_all = known and not isinstance(error, RefusedError)  # a collection that is gone
             if not of_all and len(tickets) > 1:  # one of them is to blame: find out which
                 log.exception("retrieval of %d questions failed; trying them one by one", len(tickets))
                 for ticket in tickets:
@@ -78,7 +81,7 @@ class Preparation:
                 return
             if not known:
                 log.exception("retrieval failed for question %s", tickets[0].question.custom_id)
-            code = "retrieval_failed" if isinstance(error, RefusedError | ServiceUnavailableError) else None
+            code = "retrieval_failed" if isinstance(error, RefusedError) else None
             yield from ((ticket, failed(ticket, error, self.identity, code)) for ticket in tickets)
         else:
             elapsed = time.monotonic() - started
@@ -86,25 +89,14 @@ class Preparation:
                 yield ticket, self._build(ticket, passages, elapsed)
 
     def _retrieve(self, questions: list[str], collection: str, top_k: int) -> list[list[Passage]]:
-        if top_k == 0:
-            return [[] for _ in questions]
-        give_up_at, pause_s = time.monotonic() + self.patience_s, FIRST_PAUSE_S
-        while True:
-            try:
-                found = self.retriever.retrieve(questions, collection, top_k)
-            except ServiceUnavailableError as error:
-                if time.monotonic() + pause_s > give_up_at or self.pause(pause_s):
-                    raise
-                log.warning("retrieval: %s Trying again.", error)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-            else:
-                if len(found) != len(questions):
-                    msg = f"the retriever gave {len(found)} results for {len(questions)} questions"
-                    raise RuntimeError(msg)
-                return found
+        found = self.retriever.retrieve(questions, collection, top_k)
+        if len(found) != len(questions):
+            msg = f"the retriever gave {len(found)} results for {len(questions)} questions"
+            raise RuntimeError(msg)
+        return found
 
     def _build(self, ticket: Ticket, passages: list[Passage], retrieval_s: float) -> Prepared | Answer:
-        if not passages and ticket.options.top_k > 0 and not self.answer_without_context:
+        if not passages and ticket.collection is not None and not self.answer_without_context:
             return without_context(ticket, retrieval_s, self.identity)
         try:
             prompt = self.prompts.build(ticket.question.text, passages, ticket.options.max_tokens)

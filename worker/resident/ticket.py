@@ -36,6 +36,11 @@ class Ticket:
         """Goes ahead of bulk questions."""
         return self.options.queue == "interactive"
 
+    @property
+    def collection(self) -> str | None:
+        """What is searched for it; None where it asks for no passages."""
+        return self.options.collection if self.options.top_k else None
+
 
 def issue(
     number: int,

@@ -34,6 +34,16 @@ def test_interactive_questions_go_first_and_have_a_limit_of_their_own() -> None:
     assert (lanes.interactive, lanes.bulk) == (0, 0)
 
 
+def test_what_was_taken_and_comes_back_goes_ahead_of_its_connections_others() -> None:
+    lanes = Lanes()
+    for number in range(4):
+        lanes.put(ticket(number, 1))
+    lanes.put(ticket(4, 2, INTERACTIVE))
+    lanes.put_back(lanes.take(1, 2))
+
+    assert [one.id for one in lanes.take(5, 5)] == ["4", "0", "1", "2", "3"]
+
+
 def test_what_a_gone_connection_waits_for_is_forgotten() -> None:
     lanes = Lanes()
     lanes.put(ticket(0, 1))

@@ -13,7 +13,7 @@ from ragspec.jobs.answer import Answer, Question
 from ragspec.jobs.options import AnswerOptions
 from tests.worker_stand_in import PASSAGE, StandInPrompts, StandInRetriever
 from worker.resident.outcome import NO_CONTEXT_TEXT, Identity
-from worker.resident.preparation import Preparation, Prepared
+from worker.resident.preparation import Outcome, Preparation, Prepared
 from worker.resident.ticket import Ticket, issue
 
 IDENTITY = Identity("model@1", None, "feedfacecafebeef")
@@ -25,16 +25,9 @@ def ticket(text: str, idx: int = 0, **options: object) -> Ticket:
 
 
 def prepare(
-    tickets: list[Ticket], retriever: object = None, *, answer_without_context: bool = True, patience_s: float = 60.0
-) -> dict[str, Prepared | Answer]:
-    preparation = Preparation(
-        retriever or StandInRetriever(),
-        StandInPrompts(),
-        IDENTITY,
-        answer_without_context,
-        pause=lambda _: False,
-        patience_s=patience_s,
-    )
+    tickets: list[Ticket], retriever: object = None, *, answer_without_context: bool = True
+) -> dict[str, Outcome]:
+    preparation = Preparation(retriever or StandInRetriever(), StandInPrompts(), IDENTITY, answer_without_context)
     return {one.id: outcome for one, outcome in preparation.prepare(tickets)}
 
 
@@ -94,18 +87,24 @@ def test_a_question_with_nothing_retrieved_ends_where_the_setting_says_so() -> N
     assert isinstance(prepare([ticket("a")], nothing)["0"], Prepared)
 
 
-def test_a_store_that_comes_back_costs_nothing() -> None:
+def test_a_store_that_does_not_answer_is_asked_once_and_ends_no_row() -> None:
     away = ServiceUnavailableError("Chroma does not answer.")
+    others = [ticket("b", 1), ticket("c", 2, collection="laws")]
 
-    assert isinstance(prepare([ticket("a")], Failing(away, away))["0"], Prepared)
+    outcomes = prepare([ticket("a", 0), *others], Failing(away))
+
+    assert (outcomes["0"], outcomes["1"]) == (away, away)
+    assert isinstance(outcomes["2"], Prepared)
 
 
-def test_a_store_that_stays_away_fails_the_row() -> None:
-    away = ServiceUnavailableError("Chroma does not answer.")
-    answer = prepare([ticket("a")], Failing(away), patience_s=0.0)["0"]
+def test_who_asks_for_no_passages_waits_for_no_search() -> None:
+    retriever = StandInRetriever()
+    preparation = Preparation(retriever, StandInPrompts(), IDENTITY, answer_without_context=True)
 
-    assert (answer.status, answer.error_code) == ("failed", "retrieval_failed")
-    assert "Chroma does not answer." in (answer.error_message or "")
+    prepared = preparation.prepare([ticket("a", 0), ticket("b", 1, top_k=0), ticket("c", 2, top_k=0)])
+
+    assert [next(prepared)[0].id, next(prepared)[0].id, retriever.batches] == ["1", "2", []]
+    assert [one.id for one, _ in prepared] == ["0"]
 
 
 def test_a_missing_collection_fails_with_its_own_code() -> None:
