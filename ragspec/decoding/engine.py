@@ -9,8 +9,10 @@ and `step`.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,9 +24,9 @@ from ragspec.decoding.drafting import DraftingPanel
 from ragspec.decoding.logits import adjust, adjusts
 from ragspec.decoding.lookup import JobDrafter, OwnTextDrafter
 from ragspec.decoding.memory import reserve_slots
-from ragspec.decoding.request import Completion, Request
+from ragspec.decoding.request import Completion, FinishReason, Request
 from ragspec.decoding.scheduler import PromptChunk, Scheduler
-from ragspec.decoding.sequence import Sequence
+from ragspec.decoding.sequence import Emission, Sequence
 from ragspec.decoding.slots import SlotPool
 from ragspec.decoding.step_cost import FREE, StepCost, StepLoad, StepProfile
 from ragspec.decoding.stopping import answer_text, holds_stop
@@ -46,6 +48,14 @@ class _Turn:
     draft: Draft
     first_row: int
     rows: int
+
+
+class _Outcome(NamedTuple):
+    """What a turn comes to: how much of its draft stands, and what its sequence takes of it."""
+
+    turn: _Turn
+    accepted: int
+    emission: Emission
 
 
 class Engine:
@@ -160,26 +170,29 @@ class Engine:
     def step(self) -> list[Completion]:
         """One forward pass over everything that runs; returns what finished.
 
-        Where the pass raises (out of memory, Ctrl-C), nothing is lost: the next step does its work again, and gives what had
-        finished by then.
+        Where the pass raises, or the way to it (out of memory, a tokenizer in use, Ctrl-C), nothing is lost: the next step does
+        its work again, and gives what had finished by then.
         """
         if ended := self._scheduler.ended():
             return self._finish(ended)
-        for sequence in self._scheduler.admit():
-            if sequence.request.sampling.speculation and self._max_draft:
-                self._panel.begin(sequence.request)
-        chunks = self._scheduler.prompt_chunks()
-        decoding = self._scheduler.decoding()
-        if not decoding and not chunks:
-            return []
         try:
+            for sequence in self._scheduler.admit():
+                if sequence.request.sampling.speculation and self._max_draft:
+                    self._panel.begin(sequence.request)
+            chunks = self._scheduler.prompt_chunks()
+            decoding = self._scheduler.decoding()
+            if not decoding and not chunks:
+                return []
             drafts = self._drafts(decoding, sum(chunk.length for chunk in chunks))
             turns, output = self._forward(decoding, drafts, chunks)
+            outcomes = self._settle(turns, output)
             self.steps += 1
-            self._emit(turns, output)
+            for turn, _, emission in outcomes:
+                turn.sequence.take(emission)
         except BaseException:  # Ctrl-C too: whoever catches it may step on
-            self._scheduler.withdraw(chunks)
+            self._scheduler.withdraw()
             raise
+        self._learn(outcomes, output.hidden)
         return self._finish(self._scheduler.ended())
 
     def _drafts(self, decoding: list[Sequence], prompt_rows: int) -> dict[str, Draft]:
@@ -215,24 +228,35 @@ class Engine:
             rows.extend([len(tokens) - 1] * wanted)
         return turns, self.target.forward(self._cache, segments, tokens, rows, hidden=self._panel.wants_hidden)
 
-    def _emit(self, turns: list[_Turn], output: StepOutput) -> None:
-        """Verify each turn's draft and emit what stands, in place."""
+    def _settle(self, turns: list[_Turn], output: StepOutput) -> list[_Outcome]:
+        """Verify each turn's draft and work out what its sequence takes, so that taking it cannot fail; changes nothing."""
         choices = output.choices.tolist()
-        emitted: list[tuple[_Turn, list[tuple[int, Source]]]] = []
-        for turn in turns:
-            if not turn.rows:
-                turn.sequence.cached += len(turn.tokens)
-                continue
-            verdict = self._verify(turn, output.logits, choices)
-            self._width.record(turn.sequence.request.id, turn.draft, verdict.accepted)
-            standing = list(zip(turn.draft.tokens, turn.draft.sources, strict=True))[: verdict.accepted]
-            emitted.append((turn, [*standing, (verdict.following, Source.TARGET)]))
-        places = [
-            (turn.first_row + place, token) for turn, tokens in emitted for place, (token, _) in enumerate(tokens)
+        verdicts = [self._verify(turn, output.logits, choices) if turn.rows else None for turn in turns]
+        texts = [
+            () if verdict is None else (*turn.draft.tokens[: verdict.accepted], verdict.following)
+            for turn, verdict in zip(turns, verdicts, strict=True)
         ]
-        logprobs = dict(zip(places, output.logprobs(places), strict=True))
-        for turn, tokens in emitted:
-            self._take(turn, tokens, logprobs, output.hidden)
+        logprobs = output.logprobs(
+            [place for turn, tokens in zip(turns, texts, strict=True) for place in enumerate(tokens, turn.first_row)]
+        )
+        now = time.perf_counter()
+        outcomes = []
+        first = 0
+        for turn, verdict, tokens in zip(turns, verdicts, texts, strict=True):
+            if verdict is None:
+                outcomes.append(_Outcome(turn, 0, Emission(len(turn.tokens))))
+                continue
+            own = logprobs[first : first + len(tokens)]
+            first += len(tokens)
+            count, reason = self._standing(turn.sequence, tokens, own)
+            sources = (*turn.draft.sources[: verdict.accepted], Source.TARGET)
+            prompt = turn.sequence.prefilling
+            # Of a decoding one the fed token and the accepted drafts count from now on; the next step overwrites refused ones.
+            cached = len(turn.tokens) if prompt else count
+            verified = () if prompt else ((len(turn.draft.tokens), min(verdict.accepted, count)),)
+            emission = Emission(cached, tokens[:count], sources[:count], own[:count], verified, reason, now)
+            outcomes.append(_Outcome(turn, verdict.accepted, emission))
+        return outcomes
 
     def _verify(self, turn: _Turn, logits: Tensor, choices: list[int]) -> Verdict:
         request, answer = turn.sequence.request, turn.sequence.tokens
@@ -247,47 +271,36 @@ class Engine:
         probabilities = target_probabilities(scores, sampling).cpu()
         return verify_sampled(probabilities, turn.draft, sampling.seed, len(answer))
 
-    def _take(
-        self,
-        turn: _Turn,
-        tokens: list[tuple[int, Source]],
-        logprobs: dict[tuple[int, int], float],
-        hidden: Tensor | None,
-    ) -> None:
-        """Append verified tokens one by one until one ends the answer."""
-        sequence = turn.sequence
-        prompt_turn = sequence.prefilling
-        count = 0
-        for place, (token, source) in enumerate(tokens):
-            logprob = logprobs[turn.first_row + place, token]
+    def _standing(
+        self, sequence: Sequence, tokens: Sequences[int], logprobs: Sequences[float]
+    ) -> tuple[int, FinishReason | None]:
+        """How many verified tokens the answer takes, looked at one by one, and why it ends with them if it does."""
+        sampling, ends, room = sequence.request.sampling, self.target.eos_ids, sequence.remaining
+        answer = [*sequence.tokens] if sampling.stop else []
+        for count, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True), 1):
             if not math.isfinite(logprob):
-                sequence.finish_reason = "error"
-                break
-            sequence.emit(token, source, logprob)
-            count += 1
-            if self._ends(sequence, token):
-                break
-        if prompt_turn:
-            sequence.cached += len(turn.tokens)
-        else:
-            # The fed token and the accepted drafts count from now on; refused ones are overwritten by the next step.
-            sequence.cached += count
-            accepted = sum(source is not Source.TARGET for _, source in tokens[:count])
-            sequence.record_step(len(turn.draft.tokens), accepted)
-        # The last tokens of an answer too: drafters that keep it would else keep it without its end.
-        if count and sequence.finish_reason != "error" and sequence.request.sampling.speculation and self._max_draft:
-            behind = None if hidden is None else hidden[turn.first_row : turn.first_row + count]
-            self._panel.observe(sequence.request.id, [token for token, _ in tokens[:count]], behind)
+                return count - 1, "error"
+            if token in ends:
+                return count, "stop"
+            if sampling.stop:
+                answer.append(token)
+                if holds_stop(self.target.tokenizer, answer, sampling.stop, sampling.min_tokens):
+                    return count, "stop_string"
+            if count == room:
+                return count, "length"
+        return len(tokens), None
 
-    def _ends(self, sequence: Sequence, token: int) -> bool:
-        sampling = sequence.request.sampling
-        if token in self.target.eos_ids:
-            sequence.finish_reason = "stop"
-        elif sampling.stop and holds_stop(self.target.tokenizer, sequence.tokens, sampling.stop, sampling.min_tokens):
-            sequence.finish_reason = "stop_string"
-        elif sequence.remaining == 0:
-            sequence.finish_reason = "length"
-        return sequence.finish_reason is not None
+    def _learn(self, outcomes: list[_Outcome], hidden: Tensor | None) -> None:
+        """Tell what drafts are made of and weighed by; where this is interrupted, drafts are worse and answers the same."""
+        for turn, accepted, emission in outcomes:
+            if not turn.rows:
+                continue
+            request, tokens = turn.sequence.request, emission.tokens
+            self._width.record(request.id, turn.draft, accepted)
+            # The last tokens of an answer too: drafters that keep it would else keep it without its end.
+            if tokens and emission.finish_reason != "error" and request.sampling.speculation and self._max_draft:
+                behind = None if hidden is None else hidden[turn.first_row : turn.first_row + len(tokens)]
+                self._panel.observe(request.id, tokens, behind)
 
     def _finish(self, ended: Sequences[Sequence]) -> list[Completion]:
         """What sequences that have ended give; all of them leave, or where one raises none, and the next step tries again."""

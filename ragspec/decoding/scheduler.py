@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
 from itertools import count
 
@@ -108,10 +107,11 @@ class Scheduler:
                 room -= length
         return chunks
 
-    def withdraw(self, chunks: Sequences[PromptChunk]) -> None:
+    def withdraw(self) -> None:
         """Take back what `prompt_chunks` announced, after a step that failed: nobody may copy keys that it did not compute."""
-        for chunk in chunks:
-            self._slots.cut(chunk.sequence.slot, chunk.sequence.cached)
+        for sequence in self.running.values():
+            if sequence.slot != NO_SLOT:
+                self._slots.cut(sequence.slot, sequence.cached)
 
     def decoding(self) -> list[Sequence]:
         """Sequences whose next step verifies a draft; to be asked after `prompt_chunks`, which may bring one up to there."""

@@ -3,13 +3,37 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ragspec.decoding.acceptance import AcceptanceRecord, Source
 from ragspec.decoding.request import Completion, FinishReason, Request
 
 #: The slot of a sequence that has none: it waits, or its prompt has not been begun.
 NO_SLOT = -1
+
+
+class Emission(NamedTuple):
+    """What a step gives a sequence.
+
+    Attributes:
+        cached: tokens whose keys count from now on, besides those that did.
+        tokens: new ones of the answer, [n].
+        sources: who proposed each, [n].
+        logprobs: of each, [n].
+        verified: of a verify step, one pair: draft tokens that it was offered, and how many of them are emitted.
+        finish_reason: why the answer ends with them, if it does.
+        at: when they were known, in seconds of `time.perf_counter`.
+    """
+
+    cached: int
+    tokens: Sequences[int] = ()
+    sources: Sequences[Source] = ()
+    logprobs: Sequences[float] = ()
+    verified: Sequences[tuple[int, int]] = ()
+    finish_reason: FinishReason | None = None
+    at: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -41,8 +65,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     _sources: list[Source] = field(default_factory=list)
     _logprobs: list[float] = field(default_factory=list)
-    _drafted: list[int] = field(default_factory=list)
-    _accepted: list[int] = field(default_factory=list)
+    _verified: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def rank(self) -> tuple[bool, int]:
@@ -75,18 +98,19 @@ class Sequence:
         """Tokens the answer may still take."""
         return self.limit - len(self.tokens)
 
-    def emit(self, token: int, source: Source, logprob: float) -> None:
-        """Add a token to the answer."""
-        if not self.tokens:
-            self.first_token_at = time.perf_counter()
-        self.tokens.append(token)
-        self._sources.append(source)
-        self._logprobs.append(logprob)
+    def take(self, emission: Emission) -> None:
+        """Add what a step gives: all of it or nothing.
 
-    def record_step(self, drafted: int, accepted: int) -> None:
-        """Note what a verify step was offered and what of it was emitted."""
-        self._drafted.append(drafted)
-        self._accepted.append(accepted)
+        Nothing is called and nothing repeated in here: only there does Python handle a Ctrl-C.
+        """
+        if emission.tokens and not self.tokens:
+            self.first_token_at = emission.at
+        self.tokens += emission.tokens
+        self._sources += emission.sources
+        self._logprobs += emission.logprobs
+        self._verified += emission.verified
+        self.cached += emission.cached
+        self.finish_reason = emission.finish_reason
 
     def complete(self, text: str) -> Completion:
         """The finished request."""
@@ -97,8 +121,8 @@ class Sequence:
             tuple(self.tokens),
             tuple(self._sources),
             tuple(self._logprobs),
-            tuple(self._drafted),
-            tuple(self._accepted),
+            tuple(offered for offered, _ in self._verified),
+            tuple(accepted for _, accepted in self._verified),
         )
         now = time.perf_counter()
         first_token_at = self.first_token_at or now

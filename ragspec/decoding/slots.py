@@ -63,21 +63,24 @@ class SlotPool:
         return now if now.length else Match()
 
     def take(self, text: Sequence[int], match: Match) -> int:
-        """A slot to compute in that holds the first `match.length` tokens of `text`; there must be one to give."""
+        """A slot to compute in that holds the first `match.length` tokens of `text`; there must be one to give.
+
+        Where a copy raises, no slot is taken and none seems to hold what it does not.
+        """
         donor = self._donor(match)
-        if self._empty:
-            slot, held = heapq.heappop(self._empty), 0
-        else:
-            # In place where the prefix lies in a slot that nobody computes in, else over what was not used for longest.
-            in_place = donor in self._idle
-            slot, held = (donor, match.length) if in_place else (next(iter(self._idle)), 0)
-            del self._idle[slot]
-            self._keep(slot, donor, held)
-            self._index.cut(slot, held)
-        if match.length > held:
+        # In place where nothing is empty and the prefix lies in a slot that nobody computes in.
+        if not self._empty and donor in self._idle:
+            self._keep(donor, donor, match.length)
+            self._index.cut(donor, match.length)
+            del self._idle[donor]
+            return donor
+        if not self._empty:
+            self._vacate(next(iter(self._idle)), donor)
+        slot = self._empty[0]
+        if match.length:
             self._memory.copy_prefix(donor, slot, match.length)
             self._index.extend(slot, text[: match.length])
-        return slot
+        return heapq.heappop(self._empty)
 
     def extend(self, slot: int, start: int, tokens: Sequence[int]) -> None:
         """A slot's owner computes these tokens in this step, behind its first `start`."""
@@ -120,6 +123,13 @@ class SlotPool:
             if slot in order:
                 del order[slot]
                 order[slot] = None
+
+    def _vacate(self, slot: int, donor: int) -> None:
+        """Empty the slot that was not used for longest, for one that gets its prefix from `donor`."""
+        self._keep(slot, donor, 0)
+        self._index.cut(slot, 0)
+        del self._idle[slot]
+        heapq.heappush(self._empty, slot)
 
     def _keep(self, slot: int, donor: int, held: int) -> None:
         """Move what a working slot holds to a keeping slot if it is worth it, but never over what is about to be copied.

@@ -64,6 +64,15 @@ class Quiet:
     def end(self, request_id: str) -> None: ...
 
 
+class GoesOn(Quiet):
+    """Proposes nothing of its own, but goes on behind what others draft: the last token again."""
+
+    name = "goes on"
+
+    def extend(self, request_id: str, tokens: Sequence[int], limit: int) -> Draft:
+        return Draft((tokens[-1],) * limit, (Source.ANSWER,) * limit, None, (Evidence("extended", 0.9),) * limit)
+
+
 class RaisesInPropose(Quiet):
     name = "raises in propose"
 

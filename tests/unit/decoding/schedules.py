@@ -5,18 +5,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 
+from ragspec.decoding import engine as engine_module
 from ragspec.decoding.acceptance import Source
 from ragspec.decoding.draft import Draft, Drafter, Stakes
 from ragspec.decoding.engine import Engine
@@ -24,6 +28,8 @@ from ragspec.decoding.head_drafter import HeadDrafter
 from ragspec.decoding.lookup import JobDrafter, OwnTextDrafter
 from ragspec.decoding.request import Completion, Request, Sampling
 from ragspec.decoding.step_cost import FREE, StepLoad, StepProfile
+from ragspec.decoding.stopping import holds_stop
+from ragspec.decoding.target import Target
 from ragspec.errors import InputError
 from tests.unit.decoding import drafters, heads
 from tests.unit.decoding.plain import Answer, Tokens, cut
@@ -34,6 +40,60 @@ from tests.unit.decoding.worlds import World, world
 MOST_ROUNDS = 2000
 #: Slots that memory holds.
 SLOTS = 100
+#: How likely a call fails that may, and one that is seldom made.
+MISHAP, RARE_MISHAP = 0.03, 0.1
+
+
+class Mishaps:
+    """Makes calls fail now and then, as memory, a tokenizer or Ctrl-C do.
+
+    Attributes:
+        seen: how often did which.
+    """
+
+    def __init__(self, seed: int, seen: Counter[str]) -> None:
+        self._random = random.Random(seed)
+        self._seen = seen
+        self._raised: BaseException | None = None
+
+    def befall(self, where: str, call: Callable[..., Any], likelihood: float = MISHAP) -> Callable[..., Any]:
+        """The call, which may fail before or after it has done its work."""
+
+        def risky(*given: Any, **options: Any) -> Any:
+            self._maybe_raise(f"fails before {where}", likelihood)
+            result = call(*given, **options)
+            self._maybe_raise(f"fails after {where}", likelihood)
+            return result
+
+        return risky
+
+    @contextlib.contextmanager
+    def survived(self) -> Iterator[None]:
+        """Catch what was raised on purpose, and nothing else."""
+        try:
+            yield
+        except BaseException as error:
+            if error is not self._raised:
+                raise
+
+    def _maybe_raise(self, what: str, likelihood: float) -> None:
+        if self._random.random() < likelihood:
+            self._seen[what] += 1
+            kind = self._random.choice([RuntimeError, torch.OutOfMemoryError, KeyboardInterrupt])
+            self._seen[kind.__name__] += 1
+            self._raised = kind(what)
+            raise self._raised
+
+
+class RiskyTarget:
+    """A target whose forward pass may fail."""
+
+    def __init__(self, target: Target, mishaps: Mishaps) -> None:
+        self._target = target
+        self.forward = mishaps.befall("forward", target.forward)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
 
 
 @dataclass
@@ -65,6 +125,7 @@ class Schedule:
                 asked.append((prompt, *self.rng.choice(self.world.answers[prompt])))
             self._draw_request(f"r{i}", *self.rng.choice(asked))
         self.register = drafters.Register(wants_hidden=self.rng.random() < 0.3)
+        self.mishaps = Mishaps(self.seed, self.seen)
         self.engine = self._engine()
         #: Answers that ended or were given up, by group: what drafts of the group may be copied from.
         self._given: dict[str | None, list[Tokens]] = {"a": [], "b": []}
@@ -106,13 +167,22 @@ class Schedule:
         kinds: list[Drafter] = [
             *(drafters.NoisyOracle(known, vocabulary, noise=noise, seed=seed) for noise in (0, 0.1, 0.3, 1)),
             drafters.NowAndThen(known, vocabulary, seed),
-            HeadDrafter(heads.random_chain(self.world.target, self.rng.choice(heads.ARCHITECTURES))),
-            HeadDrafter(heads.KnowingChain(known.values(), seed)),
-            HeadDrafter(heads.RaisingChain(heads.random_chain(self.world.target, "recurrent"), seed)),
+            *(
+                HeadDrafter(chain, longest=self.rng.choice([1, 2, 6]))
+                for chain in (
+                    heads.random_chain(self.world.target, self.rng.choice(heads.ARCHITECTURES)),
+                    heads.KnowingChain(known.values(), seed),
+                    heads.RaisingChain(heads.random_chain(self.world.target, "recurrent"), seed),
+                )
+            ),
             drafters.ProposesNonsense(vocabulary, seed),
         ]
         lookups: list[Drafter] = [OwnTextDrafter(), JobDrafter()]
-        return [*lookups[: self.rng.choice([0, 1, 2, 2, 2])], *self.rng.sample(kinds, self.rng.choice([0, 1, 1, 2]))]
+        return [
+            *lookups[: self.rng.choice([0, 1, 2, 2, 2])],
+            *self.rng.sample(kinds, self.rng.choice([0, 1, 2, 2])),
+            drafters.GoesOn(),
+        ]
 
     def _profile(self) -> StepProfile:
         """Draft rows so dear that many are not worth verifying."""
@@ -121,8 +191,14 @@ class Schedule:
 
     def _watch(self) -> None:
         """Count what the engine does unseen, and let its clock be drawn too: what is cut and when drafters rest hangs on it."""
+        mishaps = self.mishaps
+        self.engine.target = RiskyTarget(self.world.target, mishaps)
         panel, width, cache = self.engine._panel, self.engine._width, self.engine._cache
-        propose, draft, copy_prefix = panel.propose, width.draft, cache.copy_prefix
+        propose, draft, copy_prefix = (
+            panel.propose,
+            width.draft,
+            mishaps.befall("copying", cache.copy_prefix, RARE_MISHAP),
+        )
         propose_costly, extended = panel.propose_costly, panel.extended
         proposed: dict[str, list[Draft]] = {}
         time, pace = random.Random(self.seed), self.rng.choice([1e-6, 1e-6, 1e-6, 0.2, 2.0])
@@ -184,7 +260,7 @@ class Schedule:
                     self._give(cancelled)
                     # One that was cancelled may come again under its name.
                     pending += [self.requests[cancelled]] if self.rng.random() < 0.5 else []
-            for completion in self.engine.step():
+            for completion in self._step():
                 assert completion.request_id not in self.done
                 self.done[completion.request_id] = completion
                 self._check_job_drafts(completion)
@@ -194,9 +270,27 @@ class Schedule:
         assert set(self.done) == entered
         assert (self.engine.running, self.engine.waiting, self.register.told) == (0, 0, {})
         assert self.register.consistent
+        self._check_slots()
         for request_id, completion in self.done.items():
             self._compare(completion, self.expected[request_id])
         self._count()
+
+    def _step(self) -> list[Completion]:
+        with (
+            self.mishaps.survived(),
+            mock.patch.object(engine_module, "holds_stop", self.mishaps.befall("looking for stops", holds_stop)),
+        ):
+            return self.engine.step()
+        return []
+
+    def _check_slots(self) -> None:
+        """All are given back, and nobody is known who is not there."""
+        scheduler = self.engine._scheduler
+        pool = scheduler._slots
+        assert sorted([*pool._empty, *pool._idle]) == list(range(pool.working))
+        assert sorted(pool._kept) == list(range(pool.working, self.engine._cache.slots))
+        assert not any(pool._index.length(slot) for slot in pool._empty)
+        assert (scheduler._known, scheduler._line) == ({}, [])
 
     def _enter(self, request: Request) -> list[str]:
         if len(request.prompt) < self.window:

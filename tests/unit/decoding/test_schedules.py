@@ -29,6 +29,16 @@ LEAST = {
     "job tokens": 5,
     "cuts": 20,
     "pauses": 20,
+    "extended": 2,
+    "fails before forward": 20,
+    "fails after forward": 20,
+    "fails before looking for stops": 8,
+    "fails after looking for stops": 8,
+    "fails before copying": 5,
+    "fails after copying": 5,
+    "RuntimeError": 25,
+    "OutOfMemoryError": 25,
+    "KeyboardInterrupt": 25,
 }
 
 

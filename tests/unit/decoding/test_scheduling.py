@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import random
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from ragspec.decoding.engine import Engine
 from ragspec.decoding.lookup import OwnTextDrafter
 from ragspec.decoding.request import Completion, Request, Sampling
 from ragspec.decoding.scheduler import MAX_PREEMPTIONS
+from ragspec.decoding.sequence import Emission, Sequence
 from tests import tiny
 from tests.unit.decoding import drafters
 from tests.unit.decoding.test_greedy_exactness import check_record
@@ -172,14 +174,14 @@ def test_what_ended_before_a_step_failed_is_given_by_the_next(monkeypatch: pytes
         Request(name, (*tuple(range(40, 60)), place), Sampling(max_tokens=6)) for place, name in enumerate("ab")
     ]
     engine = Engine(target, max_batch=2)
-    take, interruptions = engine._take, [KeyboardInterrupt()]
+    take, interruptions = Sequence.take, [KeyboardInterrupt()]
 
-    def interrupted(turn: Any, *rest: Any) -> None:
-        take(turn, *rest)
-        if turn.sequence.finish_reason is not None and interruptions:
+    def interrupted(sequence: Sequence, emission: Emission) -> None:
+        take(sequence, emission)
+        if emission.finish_reason is not None and interruptions:
             raise interruptions.pop()
 
-    monkeypatch.setattr(engine, "_take", interrupted)
+    monkeypatch.setattr(Sequence, "take", interrupted)
     for request in requests:
         engine.add(request)
     done: list[Completion] = []
@@ -190,6 +192,43 @@ def test_what_ended_before_a_step_failed_is_given_by_the_next(monkeypatch: pytes
     assert not interruptions
     assert {c.request_id: c.acceptance.token_ids for c in done} == {r.id: tiny.generate(target, r) for r in requests}
     assert len(done) == 2
+
+
+def test_where_looking_for_a_stop_fails_no_end_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look fails the first time: at a token that completes the stop string too."""
+    target = tiny.target()
+    free = Request("free", tuple(range(40, 60)), Sampling(max_tokens=12))
+    whole = run(Engine(target), [free])["free"].text
+    stopped = replace(free, id="stopped", sampling=replace(free.sampling, stop=(whole[4:6],)))
+    expected = run(Engine(target), [stopped])["stopped"]
+    look, looked = engine_module.holds_stop, set()
+
+    def stumbling(tokenizer: Any, tokens: list[int], *rest: Any) -> bool:
+        if len(tokens) not in looked:
+            looked.add(len(tokens))
+            raise RuntimeError("Already borrowed")
+        return look(tokenizer, tokens, *rest)
+
+    monkeypatch.setattr(engine_module, "holds_stop", stumbling)
+    engine = Engine(target)
+    engine.add(stopped)
+    done: list[Completion] = []
+    while engine.has_work:
+        with contextlib.suppress(RuntimeError):
+            done += engine.step()
+
+    assert expected.finish_reason == "stop_string"
+    assert [(c.text, c.finish_reason, c.acceptance.token_ids) for c in done] == [
+        (expected.text, expected.finish_reason, expected.acceptance.token_ids)
+    ]
+    check_record(done[0])
+
+
+def test_a_sequence_takes_all_of_a_step_or_nothing() -> None:
+    """CPython handles a signal behind calls and backward jumps only, and there are none."""
+    names = [instruction.opname for instruction in dis.get_instructions(Sequence.take)]
+
+    assert [name for name in names if "CALL" in name or "BACKWARD" in name or name == "FOR_ITER"] == []
 
 
 def test_the_last_prompt_token_is_always_computed() -> None:

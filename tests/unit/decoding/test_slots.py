@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ragspec.decoding.slots import SlotPool
 
 
@@ -11,8 +13,11 @@ class Memory:
     def __init__(self) -> None:
         self.copies: list[tuple[int, int, int]] = []
         self.cleared: list[int] = []
+        self.fails = False
 
     def copy_prefix(self, source: int, destination: int, length: int) -> None:
+        if self.fails:
+            raise KeyboardInterrupt
         self.copies.append((source, destination, length))
 
     def clear(self, slot: int) -> None:
@@ -115,3 +120,32 @@ def test_without_reuse_nothing_is_found_or_copied() -> None:
 
     assert [run(pool, text(1, 2)) for _ in range(3)] == [(0, 0)] * 3
     assert memory.copies == []
+
+
+@pytest.mark.parametrize("wanted", [text(1, 2, 4), text(5)], ids=["in place", "elsewhere"])
+def test_where_a_copy_fails_the_slot_is_given_the_next_time(wanted: tuple[int, ...]) -> None:
+    """What lies in the slot is to be kept first, and that copy fails."""
+    memory = Memory()
+    pool = SlotPool(memory, working=1, keeping=1)
+    run(pool, text(1, 2, 3))
+    memory.fails = True
+    with pytest.raises(KeyboardInterrupt):
+        run(pool, wanted)
+    memory.fails = False
+
+    assert run(pool, wanted)[0] == 0
+    assert (0, 1, 300) in memory.copies
+
+
+def test_where_the_copy_of_a_prefix_fails_its_slot_stays_empty() -> None:
+    memory = Memory()
+    pool = SlotPool(memory, working=2)
+    donor = pool.take((), pool.find((), {}))
+    pool.extend(donor, 0, text(1))
+    memory.fails = True
+    with pytest.raises(KeyboardInterrupt):
+        pool.take(text(1), pool.find(text(1), {}))
+    memory.fails = False
+
+    assert pool.find(text(1), {}).slots == (donor,)
+    assert pool.take(text(1), pool.find(text(1), {})) == 1
