@@ -121,12 +121,15 @@ class Run:
         return 1 - self.inside_s / self.seconds
 
 
-def read_suites(folder: Path | None, target: Target, window: int, max_tokens: int) -> dict[str, list[Request]]:
-    """Greedy requests by suite; all of a suite's are one job."""
-    sampling = Sampling(max_tokens=max_tokens)
+def read_suites(folder: Path | None, target: Target, window: int, sampling: Sampling) -> dict[str, list[Request]]:
+    """Requests by suite, each with a seed of its own; all of a suite's are one job."""
+    max_tokens = sampling.max_tokens
     if folder is None:
         prompts = demo_prompts(PromptBuilder(target.tokenizer, window), max_tokens)
-        found = [Request(str(i), p.token_ids, sampling, p.passage_spans, group="demo") for i, p in enumerate(prompts)]
+        found = [
+            Request(str(i), p.token_ids, replace(sampling, seed=i), p.passage_spans, group="demo")
+            for i, p in enumerate(prompts)
+        ]
         return {"demo": found}
     suites: dict[str, list[Request]] = {}
     for path in sorted(folder.glob("*.jsonl")):
@@ -136,7 +139,9 @@ def read_suites(folder: Path | None, target: Target, window: int, max_tokens: in
             text = target.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
             tokens = tuple(target.tokenizer(str(text), add_special_tokens=False)["input_ids"])
             if len(tokens) + max_tokens <= window:
-                requests.append(Request(str(i), tokens, sampling, ((0, len(tokens)),), group=path.stem))
+                requests.append(
+                    Request(str(i), tokens, replace(sampling, seed=i), ((0, len(tokens)),), group=path.stem)
+                )
     return suites
 
 
@@ -221,6 +226,10 @@ def parse(description: str | None) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 16, 32])
     parser.add_argument("--prompts", type=int, default=40, help="prompts of a suite, and at least a whole batch")
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, default=0.0, help="of the requests; 0, the default, is greedy")
+    parser.add_argument(
+        "--top-p", type=float, default=1.0, help="nucleus mass of sampled requests; 1, the default, keeps all"
+    )
     parser.add_argument("--runs", type=int, default=3, help="that are counted")
     parser.add_argument("--format", choices=["text", "json"], default="text")
     return parser.parse_args()
@@ -241,7 +250,8 @@ def rows_of(
     settings = load_settings()
     target = load_configured(settings)
     window = min(settings.context_window, target.context_window)
-    suites = read_suites(wanted.suites, target, window, wanted.max_tokens)
+    sampling = Sampling(max_tokens=wanted.max_tokens, temperature=wanted.temperature, top_p=wanted.top_p)
+    suites = read_suites(wanted.suites, target, window, sampling)
     rows: list[dict[str, Any]] = []
     benches: dict[str, Bench] = {}
     for batch in wanted.batches:

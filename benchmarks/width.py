@@ -2,7 +2,8 @@
 
 For each batch size two engines, one that drafts and one that does not, decode the same prompts side by side
 (`benchmarks.lockstep` says what is timed). FOLDER holds JSON Lines files with a field `prompt` (Spec-Bench's rag.jsonl,
-qa.jsonl, summarization.jsonl); without it the prompts are the demo's.
+qa.jsonl, summarization.jsonl); without it the prompts are the demo's. Requests are greedy;
+`--temperature` and `--top-p` sample, with a seed for each prompt, so that both engines draw by the same numbers.
 
 `plain_ms` and `drafts_ms` are milliseconds of a step of the engine, `drafted_per_step` draft rows of a sequence in it, and
 `outside` is the share of a step's time that is not spent in the target's forward pass: scheduling, drafting, verification,

@@ -65,26 +65,22 @@ class Draft:
     Attributes:
         tokens: in order, [k].
         sources: who proposed each, [k].
-        probabilities: the drafter's own distribution at each place, [k, vocabulary], where the tokens were sampled from
-            one; None where they are certain (copied, or a head's argmax).
         evidence: what speaks for each, [k]; empty where the drafter does not say.
     """
 
     tokens: tuple[int, ...] = ()
     sources: tuple[Source, ...] = ()
-    probabilities: Tensor | None = None
     evidence: tuple[Evidence, ...] = ()
 
     def cut(self, limit: int) -> Draft:
         """The first `limit` tokens."""
         if len(self.tokens) <= limit:
             return self
-        probabilities = None if self.probabilities is None else self.probabilities[:limit]
-        return Draft(self.tokens[:limit], self.sources[:limit], probabilities, self.evidence[:limit])
+        return Draft(self.tokens[:limit], self.sources[:limit], self.evidence[:limit])
 
     def followed_by(self, other: Draft) -> Draft:
-        """The tokens of both, none of which were sampled, and all of which have evidence or none."""
-        return Draft(self.tokens + other.tokens, self.sources + other.sources, None, self.evidence + other.evidence)
+        """The tokens of both, all of which have evidence or none."""
+        return Draft(self.tokens + other.tokens, self.sources + other.sources, self.evidence + other.evidence)
 
 
 class Drafter(Protocol):

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 from ragspec.decoding.acceptance import Source
@@ -75,12 +74,12 @@ class DraftingPanel:
     def extended(self, request_id: str, draft: Draft, limit: int) -> Draft:
         """A draft, and behind it what the first drafter that can would copy there, up to `limit` tokens together."""
         room = limit - len(draft.tokens)
-        if room <= 0 or not draft.evidence or draft.probabilities is not None:
+        if room <= 0 or not draft.evidence:
             return draft
         for drafter in [able for able in self._extending if able in self._trusted.get(request_id, ())]:
             try:
                 behind = self._checked(drafter.extend(request_id, draft.tokens, room), room)
-                if behind.evidence and behind.probabilities is None:
+                if behind.evidence:
                     return draft.followed_by(behind)
             except Exception as error:  # noqa: BLE001 - a drafter can only cost time
                 self._distrust(drafter, request_id, "extend", error)
@@ -127,8 +126,6 @@ class DraftingPanel:
         if not (numbers and min(draft.tokens) >= 0 and max(draft.tokens) < self._vocabulary):
             msg = f"draft tokens {draft.tokens!r} are not in the vocabulary of {self._vocabulary}"
             raise ValueError(msg)
-        if draft.probabilities is not None:
-            _check_probabilities(draft.tokens, draft.probabilities, self._vocabulary)
         return draft
 
     def _tell(self, request_id: str, verb: str, call: Callable[[Drafter], Any]) -> None:
@@ -152,16 +149,3 @@ class DraftingPanel:
             error,
             extra={"action": "drafter_failed", "drafter": drafter.name},
         )
-
-
-def _check_probabilities(tokens: Sequence[int], probabilities: Tensor, vocabulary: int) -> None:
-    """Rejection sampling keeps the target's distribution only if q is a distribution and the tokens came from it."""
-    if tuple(probabilities.shape) != (len(tokens), vocabulary):
-        msg = f"draft probabilities have shape {tuple(probabilities.shape)}"
-        raise ValueError(msg)
-    drawn = probabilities[range(len(tokens)), list(tokens)]
-    sums = probabilities.sum(-1, dtype=torch.float32)
-    # A comparison with NaN is false, so this refuses it too. The margin is that of sums in half precision.
-    if not bool((probabilities >= 0).all() & (drawn > 0).all() & ((sums - 1).abs() < 0.01).all()):
-        msg = "draft probabilities are no distribution that could have given the draft tokens"
-        raise ValueError(msg)

@@ -31,7 +31,7 @@ from ragspec.decoding.slots import SlotPool
 from ragspec.decoding.step_cost import FREE, StepCost, StepLoad, StepProfile
 from ragspec.decoding.stopping import answer_text, holds_stop
 from ragspec.decoding.target import StepOutput, Target
-from ragspec.decoding.verification import Verdict, target_probabilities, verify_greedy, verify_sampled
+from ragspec.decoding.verification import Verdict, verify_greedy, verify_sampled
 from ragspec.decoding.width import WidthController
 from ragspec.errors import ConflictError, InputError
 
@@ -268,8 +268,7 @@ class Engine:
             best = scores.argmax(-1).tolist()
         if sampling.temperature < GREEDY_TEMPERATURE:
             return verify_greedy(best, turn.draft)
-        probabilities = target_probabilities(scores, sampling).cpu()
-        return verify_sampled(probabilities, turn.draft, sampling.seed, len(answer))
+        return verify_sampled(scores, turn.draft, sampling, len(answer))
 
     def _standing(
         self, sequence: Sequence, tokens: Sequences[int], logprobs: Sequences[float]

@@ -149,7 +149,7 @@ class HeadDrafter:
         drafts = self._head.draft([self._ending(request_id) for request_id in asked], reach)
         self._learn(group, (self._clock() - began) / drafts.walked)
         return {
-            request_id: Draft(tokens, (Source.HEAD,) * len(tokens), None, _evidence(sure)).cut(limit)
+            request_id: Draft(tokens, (Source.HEAD,) * len(tokens), _evidence(sure)).cut(limit)
             for (request_id, limit), tokens, sure in zip(
                 asked.items(), drafts.tokens, drafts.probabilities, strict=True
             )

@@ -40,7 +40,7 @@ def weigh_together(copied: Draft, drafted: Draft) -> tuple[Draft, Draft]:
 
 
 def _with(draft: Draft, evidence: list[Evidence]) -> Draft:
-    return Draft(draft.tokens, draft.sources, draft.probabilities, tuple(evidence))
+    return Draft(draft.tokens, draft.sources, tuple(evidence))
 
 
 def _together(verdict: _Verdict, copied: Evidence, drafted: Evidence) -> Evidence:

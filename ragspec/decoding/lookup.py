@@ -81,7 +81,7 @@ class _OwnText:
         sources += [Source.ANSWER] * (len(tokens) - len(sources))
         if period < limit:
             tokens, sources = (tokens * (limit // period + 1))[:limit], (sources * (limit // period + 1))[:limit]
-        return Draft(tuple(tokens), tuple(sources), None, evidence("own", match, votes, len(tokens)))
+        return Draft(tuple(tokens), tuple(sources), evidence("own", match, votes, len(tokens)))
 
 
 class JobDrafter:
@@ -134,4 +134,4 @@ class JobDrafter:
             tokens = tokens[: tokens.index(ANSWER_START)]
         if tokens:
             self._answers.use(group, place)
-        return Draft(tuple(tokens), (Source.JOB,) * len(tokens), None, evidence("job", match, votes, len(tokens)))
+        return Draft(tuple(tokens), (Source.JOB,) * len(tokens), evidence("job", match, votes, len(tokens)))

@@ -1,13 +1,13 @@
 """Verification: how much of a draft the target would have written itself, and the token it writes next.
 
-Greedy: a draft token stands where it is the target's argmax. Sampling: speculative sampling (Leviathan et al., arXiv
-2211.17192, Algorithm 1; Chen et al., arXiv 2302.01318): a draft token x drawn from q stands with probability
-min(1, p(x) / q(x)); where it falls, the next token is drawn from max(p - q, 0), renormalised. The output's distribution is p.
+Greedy: a draft token stands where it is the target's argmax. Sampling: the target's own token y is drawn from its distribution
+p, and a draft token x stands where y = x. That is speculative sampling (Leviathan et al., arXiv 2211.17192, Algorithm 1; Chen
+et al., arXiv 2302.01318) for a draft that is certain, q(x) = 1: x stands with probability min(1, p(x) / q(x)) = p(x), and given
+that it falls, y has the distribution p without x, renormalised, which is max(p - q, 0). However a drafter came by its tokens,
+what is emitted was drawn from p alone. The uniform numbers are a function of (seed, position), so a seeded answer is the same
+token for token with any draft, or none.
 
-A draft token that was certain (copied) has q(x) = 1. Then drawing the target's own token y ~ p and letting the draft stand
-where y = x is the same rule: it stands with probability p(x), and given that it falls, y has the distribution p without x,
-renormalised, which is max(p - q, 0). It has a virtue: y does not depend on the draft. The uniform numbers are a function of
-(seed, position) alone, so a seeded answer is the same token for token with any copied draft, or none.
+All of it is numpy on one row at a time: for arrays this small torch's operators would wake threads beside the kernels' own.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ragspec.decoding.draft import Draft
 from ragspec.decoding.request import Sampling
+
+#: How far below the greatest logit the likeliest tokens are looked for, before all of the vocabulary is sorted.
+_DEPTHS = (3.0, 6.0, 12.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,67 +51,87 @@ def verify_greedy(choices: Sequence[int], draft: Draft) -> Verdict:
     return Verdict(accepted, choices[accepted])
 
 
-def verify_sampled(probabilities: Tensor, draft: Draft, seed: int, position: int) -> Verdict:
-    """Accept the draft so that what is emitted is distributed as the target's.
+def verify_sampled(logits: Tensor, draft: Draft, sampling: Sampling, position: int) -> Verdict:
+    """Draw the target's own tokens, row by row, as far as the draft is what is drawn.
 
     Args:
-        probabilities: the target's distribution behind the last token and behind each draft token, [k + 1, vocabulary].
+        logits: what the request samples from, behind the last token and behind each draft token, [k + 1, vocabulary]. Rows
+            behind the first draft token that falls are not looked at.
         draft: k tokens.
-        seed: the request's.
+        sampling: temperature above 0.
         position: of the first token to be emitted, counted from the answer's start.
     """
-    proposals = None if draft.probabilities is None else draft.probabilities.to(probabilities)
-    for place, token in enumerate(draft.tokens):
-        target = probabilities[place]
-        uniform, second = uniforms(seed, position + place)
-        if proposals is None:
-            chosen = draw(target, uniform)
-            if chosen != token:
-                return Verdict(place, chosen)
-            continue
-        proposal = proposals[place]
-        if second * float(proposal[token]) >= float(target[token]):
-            residual = (target - proposal).clamp_min(0)
-            # p = q up to rounding leaves nothing to draw from; then p itself is the right distribution.
-            return Verdict(place, draw(residual if float(residual.sum()) > 0 else target, uniform))
-    last = len(draft.tokens)
-    uniform, _ = uniforms(seed, position + last)
-    return Verdict(last, draw(probabilities[last], uniform))
+    accepted = 0
+    while True:
+        row = logits[accepted].float().cpu().numpy()
+        chosen = draw(*support(row, sampling), uniform(sampling.seed, position + accepted))
+        if accepted == len(draft.tokens) or draft.tokens[accepted] != chosen:
+            return Verdict(accepted, chosen)
+        accepted += 1
 
 
-def target_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
-    """The distribution that a request samples from: temperature, then top-k, then top-p, as transformers orders them.
+def support(row: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
+    """What a request samples from: temperature, then top-k, then top-p, as transformers orders them.
+
+    Ties at the k-th value are all kept. Of ties at the border of top-p, those of the lowest numbers are.
 
     Args:
-        logits: [r, vocabulary].
+        row: logits, float32 [vocabulary].
         sampling: temperature above 0.
 
     Returns:
-        float32 [r, vocabulary], rows sum to 1.
+        tokens, rising, [n]; their weights, of any sum, float32 [n]. No other token can be drawn.
     """
-    scaled = logits.float() / sampling.temperature
-    if 0 < sampling.top_k < scaled.shape[-1]:
-        least = scaled.topk(sampling.top_k, dim=-1).values[..., -1:]
-        scaled = scaled.masked_fill(scaled < least, float("-inf"))
-    if sampling.top_p < 1:
-        ordered, places = scaled.sort(dim=-1)
-        below = ordered.softmax(-1).cumsum(-1)
-        drop = below <= 1 - sampling.top_p
-        drop[..., -1] = False
-        scaled = scaled.masked_fill(drop.scatter(-1, places, drop), float("-inf"))
-    return scaled.softmax(-1)
+    # Logits that are not finite give weights that are not; the engine ends such an answer by its log-probability.
+    with np.errstate(invalid="ignore", over="ignore"):
+        scaled = row / np.float32(sampling.temperature)
+        top = scaled.max()
+        tokens = np.arange(len(scaled))
+        if 0 < sampling.top_k < len(scaled):
+            tokens = _likeliest(scaled, top, sampling.top_k)
+            scaled = scaled[tokens]
+        weights = np.exp(scaled - top)
+        if sampling.top_p < 1:
+            kept = _nucleus(scaled, weights, top, sampling.top_p)
+            tokens, weights = tokens[kept], weights[kept]
+    return tokens, weights
 
 
-def uniforms(seed: int, position: int) -> tuple[float, float]:
-    """Two uniform numbers in [0, 1) that depend on nothing but the seed and the position (Philox, counter-based)."""
-    first, second = np.random.Generator(np.random.Philox(key=[seed, position])).random(2)
-    return float(first), float(second)
+def _likeliest(scaled: np.ndarray, top: np.float32, count: int) -> np.ndarray:
+    """The places of the `count` greatest and of what ties with the last of them, rising."""
+    for depth in _DEPTHS:
+        near = np.flatnonzero(scaled >= top - np.float32(depth))
+        if len(near) >= count:
+            values = scaled[near]
+            kept: np.ndarray = near[values >= np.partition(values, -count)[-count]]
+            return kept
+    return np.flatnonzero(~(scaled < np.partition(scaled, -count)[-count]))
 
 
-def draw(weights: Tensor, uniform: float) -> int:
-    """The token at which the running sum of `weights` [vocabulary] passes `uniform` of their total."""
-    running = weights.double().cumsum(0)
-    token = int(torch.searchsorted(running, uniform * running[-1], right=True))
-    # Rounding can land on or past the end, or on a token of weight 0 behind the last positive one.
-    last = int(weights.nonzero()[-1])
-    return min(token, last)
+def _nucleus(scaled: np.ndarray, weights: np.ndarray, top: np.float32, mass: float) -> np.ndarray:
+    """The places before which, from the greatest down, less than `mass` of all weight lies; rising, at least one.
+
+    The greatest are summed in the same order whatever depth was enough, so the depth does not show in the answer.
+    """
+    enough = mass * weights.sum(dtype=np.float64)
+    for depth in (*_DEPTHS, None):
+        near = np.arange(len(scaled)) if depth is None else np.flatnonzero(scaled >= top - np.float32(depth))
+        falling = near[np.argsort(-scaled[near], kind="stable")]
+        running = weights[falling].cumsum(dtype=np.float64)
+        if len(running) and running[-1] >= enough:
+            break
+    kept: np.ndarray = np.sort(falling[: 1 + np.count_nonzero(running[:-1] < enough)])
+    return kept
+
+
+def uniform(seed: int, position: int) -> float:
+    """A uniform number in [0, 1) that depends on nothing but the seed and the position (Philox, counter-based)."""
+    return float(np.random.Generator(np.random.Philox(key=[seed, position])).random())
+
+
+def draw(tokens: np.ndarray, weights: np.ndarray, number: float) -> int:
+    """The token at which the running sum of `weights` [n] passes `number` of their total."""
+    running = weights.cumsum(dtype=np.float64)
+    place = np.searchsorted(running, number * running[-1], side="right")
+    # Rounding can land past the end, or on a token of weight 0 behind the last positive one.
+    return int(tokens[min(place, np.searchsorted(running, running[-1]))])

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ragspec.decoding.request import FinishReason, Sampling
 from ragspec.decoding.target import Target
-from ragspec.decoding.verification import uniforms
+from ragspec.decoding.verification import uniform
 
 #: Choices closer than this, in logits or probability, may fall otherwise on a processor that sums in another order.
 ROUNDING = 1e-4
@@ -137,9 +137,9 @@ def _choose(scores: np.ndarray, sampling: Sampling, position: int) -> tuple[int,
         certain &= bool((np.abs(mass_before - sampling.top_p) > ROUNDING).all())
         weights[likeliest[mass_before >= sampling.top_p]] = 0
     running = weights.cumsum() / weights.sum()
-    uniform = uniforms(sampling.seed, position)[0]
-    certain &= bool((np.abs(running - uniform) > ROUNDING).all())
-    return int((running <= uniform).sum()), certain
+    number = uniform(sampling.seed, position)
+    certain &= bool((np.abs(running - number) > ROUNDING).all())
+    return int((running <= number).sum()), certain
 
 
 def _softmax(scores: Sequence[float] | np.ndarray) -> np.ndarray:

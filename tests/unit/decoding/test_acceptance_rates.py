@@ -12,7 +12,7 @@ GOOD, BAD = Evidence("good", 0.5), Evidence("bad", 0.5)
 
 
 def draft(*evidence: Evidence) -> Draft:
-    return Draft((1,) * len(evidence), (Source.PROMPT,) * len(evidence), None, evidence)
+    return Draft((1,) * len(evidence), (Source.PROMPT,) * len(evidence), evidence)
 
 
 def taught(times: int = 300) -> AcceptanceRates:

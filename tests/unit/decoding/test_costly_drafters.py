@@ -32,7 +32,7 @@ class Costly(drafters.Quiet):
     def propose(self, limits: Mapping[str, int], stakes: Stakes = FREE_STAKES) -> Mapping[str, Draft]:
         self.asked.append((set(limits), stakes))
         self.now += self._seconds
-        return {name: Draft((7,), (Source.HEAD,), None, (self._evidence,)) for name in limits}
+        return {name: Draft((7,), (Source.HEAD,), (self._evidence,)) for name in limits}
 
 
 class Copies(drafters.Quiet):
@@ -41,9 +41,7 @@ class Copies(drafters.Quiet):
     name = "copies"
 
     def propose(self, limits: Mapping[str, int]) -> Mapping[str, Draft]:
-        return {
-            name: Draft((5,), (Source.PASSAGE,), None, (Evidence(("copies", name), float(name)),)) for name in limits
-        }
+        return {name: Draft((5,), (Source.PASSAGE,), (Evidence(("copies", name), float(name)),)) for name in limits}
 
 
 def costly_controller(costly: Costly, requests: list[str], costs: StepCost) -> WidthController:
@@ -139,7 +137,7 @@ class Extends(drafters.Quiet):
 
     def extend(self, request_id: str, tokens: Sequence[int], limit: int) -> Draft:
         assert request_id == "0.2"
-        return Draft((2,) * limit, (Source.PASSAGE,) * limit, None, (Evidence("behind", 0.9),) * limit)
+        return Draft((2,) * limit, (Source.PASSAGE,) * limit, (Evidence("behind", 0.9),) * limit)
 
 
 def test_a_copy_goes_on_where_a_costly_draft_ends() -> None:

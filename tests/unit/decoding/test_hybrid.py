@@ -11,7 +11,7 @@ from ragspec.decoding.hybrid import weigh_together
 
 def draft(tokens: tuple[int, ...], prior: float, source: Source) -> Draft:
     evidence = tuple(Evidence((source.name, place), prior) for place in range(len(tokens)))
-    return Draft(tokens, (source,) * len(tokens), None, evidence)
+    return Draft(tokens, (source,) * len(tokens), evidence)
 
 
 def priors(draft: Draft) -> list[float]:

@@ -103,7 +103,7 @@ class Always(drafters.Quiet):
     def propose(self, limits: Mapping[str, int]) -> Mapping[str, Draft]:
         self.asked += 1
         return {
-            request_id: Draft((1,) * limit, (Source.HEAD,) * limit, None, (self._evidence,) * limit)
+            request_id: Draft((1,) * limit, (Source.HEAD,) * limit, (self._evidence,) * limit)
             for request_id, limit in limits.items()
         }
 
@@ -215,7 +215,7 @@ def test_of_equally_likely_tokens_the_earlier_requests_are_taken() -> None:
 def test_a_dear_first_row_hides_no_cheap_ones_behind_it() -> None:
     """Steps take 1 without drafts, 1.9 with a row and hardly more with ten: what stands seldom, but then as a whole, pays."""
     costs = StepCost(StepProfile((1,), (1, 2, 11), ((1.0, 1.9, 1.95),), 0, 0.0, (8, 16), (1.0, 1.0)))
-    whole = Draft((1,) * 10, (Source.HEAD,) * 10, None, (Evidence("first", 0.25), *[Evidence("other", 0.99)] * 9))
+    whole = Draft((1,) * 10, (Source.HEAD,) * 10, (Evidence("first", 0.25), *[Evidence("other", 0.99)] * 9))
 
     drafts = controller(Proposes(whole), costs=costs).draft({"r": 10}, StepLoad(1))
 
