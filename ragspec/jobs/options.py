@@ -28,7 +28,7 @@ TopP = Annotated[Real, Field(gt=0, le=1)]
 Seed = Annotated[Whole, Field(ge=0, le=2**31 - 1)]
 #: What the engine's `Sampling` takes, which says what each means.
 MinTokens = Annotated[Whole, Field(ge=0, le=32_768)]
-RepetitionPenalty = Annotated[Real, Field(gt=0, le=100)]
+RepetitionPenalty = Annotated[Real, Field(ge=0.01, le=100)]
 Penalty = Annotated[Real, Field(ge=-2, le=2)]
 LogitBias = dict[Annotated[int, Field(ge=0)], Annotated[Real, Field(ge=-100, le=100)]]
 
