@@ -51,10 +51,10 @@ class WatchedTarget:
         return getattr(self._target, name)
 
     def forward(
-        self, cache: Any, segments: Sequence[Segment], tokens: list[int], rows: list[int], *, hidden: bool = False
+        self, cache: Any, segments: Sequence[Segment], tokens: list[int], rows: list[int], **wanted: Any
     ) -> StepOutput:
         began = time.perf_counter()
-        output = self._target.forward(cache, segments, tokens, rows, hidden=hidden)
+        output = self._target.forward(cache, segments, tokens, rows, **wanted)
         if self._target.device.type == "cuda":
             torch.cuda.synchronize(self._target.device)
         self.seconds = time.perf_counter() - began

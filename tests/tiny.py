@@ -165,6 +165,8 @@ class _BareTarget(TransformersTarget):
         states = body.embed_tokens.weight[plan.tokens]
         with attending(plan):
             for layer, (qkv, out, gate_up, down) in zip(body.layers, self._matrices, strict=True):
+                for listen in layer._forward_pre_hooks.values():
+                    listen(layer, (states[None],))
                 heads = (self._normalized(states) @ qkv.T).view(len(plan.tokens), -1, config.head_dim).transpose(0, 1)
                 turning, values = heads[: queries + keys], heads[queries + keys :]
                 low, high = turning.chunk(2, -1)
@@ -176,6 +178,8 @@ class _BareTarget(TransformersTarget):
                 states = states + mixed.reshape(len(plan.tokens), -1) @ out.T
                 gate, up = (self._normalized(states) @ gate_up.T).chunk(2, -1)
                 states = states + functional.silu(gate) * up @ down.T
+        for listen in body.layers[-1]._forward_hooks.values():
+            listen(body.layers[-1], (), states[None])
         return self.model.lm_head(self._normalized(states[plan.rows])[None] * body.norm.weight)[0]
 
     def _normalized(self, states: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ragspec.decoding.acceptance import Source
 from ragspec.decoding.request import Request
+from ragspec.decoding.target import SlotKeeper
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,49 @@ class ExtendingDrafter(Drafter, Protocol):
             tokens: another's draft, at least one.
             limit: most tokens behind it.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Tokens of a sequence that a step has put into the cache and that stand.
+
+    Attributes:
+        request_id: whose.
+        slot: of the cache.
+        start: the first one's position in the sequence.
+        following: the token behind each of them, [n]: of the last one the prompt's next, or what was emitted last.
+    """
+
+    request_id: str
+    slot: int
+    start: int
+    following: tuple[int, ...]
+
+
+class FeatureDrafter(Drafter, SlotKeeper, Protocol):
+    """A drafter that reads the target's hidden states of every token, and keeps what it makes of them in a cache of its own.
+
+    That cache has the target's slots: a prefix that is copied from slot to slot is copied there too, and what is refused is
+    overwritten in both. So the engine has it made before the first request, and tells of every sequence, begun or not.
+    """
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        """The layers whose inputs it reads; see `Target.forward`."""
+        ...
+
+    def follow(self, stretches: Sequence[Stretch], features: Tensor) -> None:
+        """A step is over.
+
+        Args:
+            stretches: what it computed, without refused drafts.
+            features: the inputs of the layers asked for, of the stretches' tokens one after another, [n, layers, hidden].
+        """
+        ...
+
+    def locate(self, slots: Mapping[str, int]) -> None:
+        """The slots of the sequences that decode in the step to come: one that was preempted may have another than before."""
         ...
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor
 
 from ragspec.decoding.acceptance import Source
-from ragspec.decoding.draft import Draft, Drafter, Evidence, ExtendingDrafter, Stakes
+from ragspec.decoding.draft import Draft, Drafter, Evidence, ExtendingDrafter, FeatureDrafter, Stakes, Stretch
 from ragspec.decoding.request import Request
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,9 @@ class DraftingPanel:
         self._trusted: dict[str, list[Drafter]] = {}
         self.failures = 0
         self.wants_hidden = any(getattr(drafter, "wants_hidden", False) for drafter in drafters)
+        #: Those that read features and keep slots of their own, and the layers that they ask for together.
+        self.readers = tuple(cast("FeatureDrafter", d) for d in drafters if getattr(d, "features", ()))
+        self.features = tuple(sorted({layer for reader in self.readers for layer in reader.features}))
         self._cheap = tuple(drafter for drafter in drafters if not getattr(drafter, "costly", False))
         self._costly = tuple(drafter for drafter in drafters if drafter not in self._cheap)
         self._extending = tuple(cast("ExtendingDrafter", one) for one in self._cheap if hasattr(one, "extend"))
@@ -47,6 +50,23 @@ class DraftingPanel:
     def observe(self, request_id: str, tokens: Sequence[int], hidden: Tensor | None) -> None:
         """Tell every drafter what was emitted."""
         self._tell(request_id, "observe", lambda drafter: drafter.observe(request_id, tokens, hidden))
+
+    def locate(self, slots: Mapping[str, int]) -> None:
+        """Tell those who read features where the sequences of the step to come lie."""
+        for reader in self.readers:
+            self._tell_reader(reader, slots, "locate", lambda: reader.locate(slots))  # noqa: B023 - called at once
+
+    def follow(self, stretches: Sequence[Stretch], features: Tensor) -> None:
+        """Hand what a step computed to those who read features.
+
+        Args:
+            stretches: in the order of the rows.
+            features: inputs of the layers of `DraftingPanel.features`, [n, layers, hidden].
+        """
+        for reader in self.readers:
+            own = features[:, [self.features.index(layer) for layer in reader.features]]
+            requests = [stretch.request_id for stretch in stretches]
+            self._tell_reader(reader, requests, "follow", lambda: reader.follow(stretches, own))  # noqa: B023
 
     def end(self, request_id: str) -> None:
         """Let every drafter forget a request that it was told of, those that failed it too."""
@@ -134,6 +154,14 @@ class DraftingPanel:
                 call(drafter)
             except Exception as error:  # noqa: BLE001 - a drafter can only cost time
                 self._distrust(drafter, request_id, verb, error)
+
+    def _tell_reader(self, reader: Drafter, request_ids: Iterable[str], verb: str, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - a drafter can only cost time
+            for request_id in request_ids:
+                if reader in self._trusted.get(request_id, ()):
+                    self._distrust(reader, request_id, verb, error)
 
     def _distrust(self, drafter: Drafter, request_id: str, verb: str, error: Exception) -> None:
         self._trusted[request_id].remove(drafter)

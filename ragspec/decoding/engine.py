@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ragspec.decoding.acceptance import Source
 from ragspec.decoding.attention import Segment
-from ragspec.decoding.draft import Draft, Drafter
+from ragspec.decoding.draft import Draft, Drafter, Stretch
 from ragspec.decoding.drafting import DraftingPanel
 from ragspec.decoding.logits import adjust, adjusts
 from ragspec.decoding.lookup import JobDrafter, OwnTextDrafter
@@ -44,6 +44,7 @@ class _Turn:
     """One sequence's part in a step: its segment's tokens and which packed rows of logits are its own."""
 
     sequence: Sequence
+    start: int
     tokens: tuple[int, ...]
     draft: Draft
     first_row: int
@@ -98,12 +99,13 @@ class Engine:
         self.window = min(context_window, target.context_window)
         self.steps = 0
         self._max_draft = max_draft
-        self._cache, plan = reserve_slots(target, max_batch, self.window, prefix_cache)
-        slots = SlotPool(self._cache, working=plan.working, keeping=plan.keeping, reuse=prefix_cache > 0)
-        self._scheduler = Scheduler(slots, window=self.window, prefill_chunk=prefill_chunk)
         self._panel = DraftingPanel(
             [OwnTextDrafter(), JobDrafter()] if drafters is None else drafters, target.vocabulary
         )
+        caches, plan = reserve_slots(target, max_batch, self.window, prefix_cache, self._panel.readers)
+        self._cache = caches.all[0]
+        slots = SlotPool(caches, working=plan.working, keeping=plan.keeping, reuse=prefix_cache > 0)
+        self._scheduler = Scheduler(slots, window=self.window, prefill_chunk=prefill_chunk)
         self._width = WidthController(self._panel, StepCost(step_profile))
 
     @property
@@ -193,6 +195,7 @@ class Engine:
             self._scheduler.withdraw()
             raise
         self._learn(outcomes, output.hidden)
+        self._tell_readers(turns, output)
         return self._finish(self._scheduler.ended())
 
     def _drafts(self, decoding: list[Sequence], prompt_rows: int) -> dict[str, Draft]:
@@ -202,6 +205,8 @@ class Engine:
         limits = {
             s.request.id: min(self._max_draft, s.remaining - 1) for s in decoding if s.request.sampling.speculation
         }
+        if self._panel.readers:
+            self._panel.locate({s.request.id: s.slot for s in decoding})
         context = sum(s.cached for s in decoding) / len(decoding)
         return self._width.draft(limits, StepLoad(len(decoding), context, prompt_rows))
 
@@ -215,18 +220,21 @@ class Engine:
         for sequence in decoding:
             draft = drafts.get(sequence.request.id, Draft())
             fed = (sequence.tokens[-1], *draft.tokens)
-            turns.append(_Turn(sequence, fed, draft, len(rows), len(fed)))
+            turns.append(_Turn(sequence, sequence.cached, fed, draft, len(rows), len(fed)))
             rows.extend(range(len(tokens), len(tokens) + len(fed)))
             segments.append(Segment(sequence.slot, sequence.cached, len(fed)))
             tokens.extend(fed)
         for chunk in chunks:
             sequence, fed = chunk.sequence, chunk.tokens
             wanted = 1 if chunk.gives_first_token else 0
-            turns.append(_Turn(sequence, fed, Draft(), len(rows), wanted))
+            turns.append(_Turn(sequence, sequence.cached, fed, Draft(), len(rows), wanted))
             segments.append(Segment(sequence.slot, sequence.cached, chunk.length))
             tokens.extend(fed)
             rows.extend([len(tokens) - 1] * wanted)
-        return turns, self.target.forward(self._cache, segments, tokens, rows, hidden=self._panel.wants_hidden)
+        output = self.target.forward(
+            self._cache, segments, tokens, rows, hidden=self._panel.wants_hidden, features=self._panel.features
+        )
+        return turns, output
 
     def _settle(self, turns: list[_Turn], output: StepOutput) -> list[_Outcome]:
         """Verify each turn's draft and work out what its sequence takes, so that taking it cannot fail; changes nothing."""
@@ -257,6 +265,21 @@ class Engine:
             emission = Emission(cached, tokens[:count], sources[:count], own[:count], verified, reason, now)
             outcomes.append(_Outcome(turn, verdict.accepted, emission))
         return outcomes
+
+    def _tell_readers(self, turns: list[_Turn], output: StepOutput) -> None:
+        """Hand the features of what counts from now on to the drafters that read them."""
+        if output.features is None:
+            return
+        stretches: list[Stretch] = []
+        rows: list[int] = []
+        offset = 0
+        for turn in turns:
+            sequence = turn.sequence
+            following = sequence.text(turn.start + 1, sequence.cached + 1)
+            stretches.append(Stretch(sequence.request.id, sequence.slot, turn.start, following))
+            rows.extend(range(offset, offset + len(following)))
+            offset += len(turn.tokens)
+        self._panel.follow(stretches, output.features[rows])
 
     def _verify(self, turn: _Turn, logits: Tensor, choices: list[int]) -> Verdict:
         request, answer = turn.sequence.request, turn.sequence.tokens

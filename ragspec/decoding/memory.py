@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import torch
 
-from ragspec.decoding.target import Cache, Target
+from ragspec.decoding.target import Cache, SlotKeeper, Target
 from ragspec.errors import SettingsError
 
 log = logging.getLogger(__name__)
@@ -53,22 +54,48 @@ def plan_slots(free: int, slot_bytes: int, max_batch: int, keep_share: float) ->
     return SlotPlan(working, max(0, min(affordable, KEEPING_PER_WORKING * working)))
 
 
-def reserve_slots(target: Target, max_batch: int, capacity: int, keep_share: float) -> tuple[Cache, SlotPlan]:
-    """The cache, of as many slots as are wanted or as the free memory holds.
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """The target's cache and those that follow it: what is copied or wiped in one is in all.
+
+    Attributes:
+        all: the target's first.
+    """
+
+    all: tuple[Cache, ...]
+
+    def copy_prefix(self, source: int, destination: int, length: int) -> None:
+        """Give `destination` the first `length` tokens that `source` holds."""
+        for cache in self.all:
+            cache.copy_prefix(source, destination, length)
+
+    def clear(self, slot: int) -> None:
+        """Wipe a slot whose numbers went wrong."""
+        for cache in self.all:
+            cache.clear(slot)
+
+
+def reserve_slots(
+    target: Target, max_batch: int, capacity: int, keep_share: float, beside: Sequence[SlotKeeper] = ()
+) -> tuple[Caches, SlotPlan]:
+    """The caches, of as many slots as are wanted or as the free memory holds.
 
     Args:
-        target: whose cache.
+        target: whose cache is the first.
         max_batch: working slots wanted.
         capacity: tokens a slot holds.
         keep_share: of the free memory for keeping slots, in [0, 1].
+        beside: who else keeps something in every slot, on the target's device.
 
     Raises:
         SettingsError: not even one slot fits.
     """
-    plan = plan_slots(free_memory(target.device), target.slot_bytes(capacity), max_batch, keep_share)
+    keepers: list[SlotKeeper] = [target, *beside]
+    slot_bytes = sum(keeper.slot_bytes(capacity) for keeper in keepers)
+    plan = plan_slots(free_memory(target.device), slot_bytes, max_batch, keep_share)
     while True:
         try:
-            cache = target.make_cache(plan.total, capacity)
+            caches = Caches(tuple(keeper.make_cache(plan.total, capacity) for keeper in keepers))
             break
         except RuntimeError as error:  # the allocator refuses what the system called free
             if plan.total == 1:
@@ -83,7 +110,7 @@ def reserve_slots(target: Target, max_batch: int, capacity: int, keep_share: flo
             max_batch,
             extra={"action": "reserve_slots", "slots": plan.working},
         )
-    return cache, plan
+    return caches, plan
 
 
 def free_memory(device: torch.device) -> int:

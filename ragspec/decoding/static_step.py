@@ -3,7 +3,7 @@
 A step of short segments is padded to a bucket: every slot from the first on, up to a power of two, each with the same number of
 tokens, over the same context. So its shapes follow from the bucket alone, packing falls away, and all that differs from step to
 step are four rows of small integers in a buffer that stays where it is. The host neither waits in it nor brings
-numbers into it.
+numbers into it. Where states between layers are wanted too, the pass leaves them in buffers of their own.
 
 Padding must not write where anybody reads: idle slots hold the prefixes of finished prompts. It goes to the place that each
 slot has behind its capacity.
@@ -12,8 +12,9 @@ slot has behind its capacity.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,8 +34,23 @@ MOST_PADDING = 3
 #: Contexts are 256, 384, 512, 768, 1024, ... tokens, two to the octave: attention reads a fifth too much on average.
 LEAST_CONTEXT = 256
 
-#: A model's forward pass over a plan: logits [r, vocabulary] and final hidden states [r, hidden] of the wanted rows.
-Compute = Callable[[Plan], tuple[Tensor, Tensor]]
+
+class Computed(NamedTuple):
+    """What a model's forward pass over a plan gives.
+
+    Attributes:
+        logits: of the wanted rows, [r, vocabulary].
+        hidden: their final hidden states, [r, hidden].
+        features: by layer asked for, its input at every token of the pass, [n, hidden]; see `Target.forward`.
+    """
+
+    logits: Tensor
+    hidden: Tensor
+    features: Mapping[int, Tensor]
+
+
+#: A model's forward pass over a plan, and the layers whose inputs it shall give.
+Compute = Callable[[Plan, Sequence[int]], Computed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +61,13 @@ class Bucket:
         rows: slots, from the first on.
         width: tokens of each.
         context: places of each slot that are looked at.
+        features: layers whose inputs the pass gives.
     """
 
     rows: int
     width: int
     context: int
+    features: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -57,13 +75,14 @@ class Bucket:
         return self.rows * self.width
 
 
-def bucket_of(segments: Sequence[Segment], slots: int, capacity: int) -> Bucket | None:
+def bucket_of(segments: Sequence[Segment], slots: int, capacity: int, features: tuple[int, ...] = ()) -> Bucket | None:
     """The least bucket that holds a step, or None where a segment is long, or the bucket too wide or mostly padding.
 
     Args:
         segments: the step's.
         slots: of the cache.
         capacity: tokens a slot holds.
+        features: layers whose inputs are wanted.
     """
     longest = max(s.length for s in segments)
     if longest > BATCHED_LENGTH:
@@ -71,7 +90,7 @@ def bucket_of(segments: Sequence[Segment], slots: int, capacity: int) -> Bucket 
     used = max(s.slot for s in segments) + 1
     rows = min(slots, 1 << (used - 1).bit_length())
     width = next(width for width in WIDTHS if width >= longest)
-    bucket = Bucket(rows, width, min(capacity, padded_context(max(s.end for s in segments))))
+    bucket = Bucket(rows, width, min(capacity, padded_context(max(s.end for s in segments))), features)
     most = min(MOST_TOKENS, MOST_PADDING * sum(s.length for s in segments))
     return bucket if bucket.tokens <= most else None
 
@@ -92,20 +111,30 @@ class Outputs:
         choices: [rows].
         normalizers: [rows].
         hidden: [rows, hidden].
+        features: by layer, its input at every token of a pass, [rows, hidden]; made for the first step that asks.
     """
 
     logits: Tensor
     choices: Tensor
     normalizers: Tensor
     hidden: Tensor
+    features: dict[int, Tensor] = field(default_factory=dict)
 
-    def put(self, logits: Tensor, hidden: Tensor) -> None:
+    def reserve(self, features: Sequence[int]) -> None:
+        """Make room for the inputs of these layers."""
+        for layer in features:
+            if layer not in self.features:
+                self.features[layer] = torch.zeros_like(self.hidden)
+
+    def put(self, given: Computed) -> None:
         """Take what a pass gives, on the device and in place."""
-        count = len(logits)
+        logits, count = given.logits, len(given.logits)
         self.logits[:count].copy_(logits)
         self.choices[:count].copy_(logits.argmax(-1))
         self.normalizers[:count].copy_(logits.float().logsumexp(-1))
-        self.hidden[:count].copy_(hidden)
+        self.hidden[:count].copy_(given.hidden)
+        for layer, states in given.features.items():
+            self.features[layer][: len(states)].copy_(states)
 
     def take(self, rows: int, *, hidden: bool) -> StepOutput:
         """The first so many rows, as a copy: the next pass writes over them."""
@@ -113,6 +142,10 @@ class Outputs:
         return StepOutput(
             self.logits[:rows].clone(), self.choices[:rows].clone(), self.normalizers[:rows].clone(), behind
         )
+
+    def take_features(self, features: Sequence[int], places: Tensor) -> Tensor:
+        """The inputs of layers at places of the pass [n], as a copy, [n, layers, hidden]."""
+        return torch.stack([self.features[layer][places] for layer in features], 1)
 
 
 def make_outputs(slots: int, vocabulary: int, hidden: int, dtype: torch.dtype, device: torch.device) -> Outputs:
@@ -149,6 +182,7 @@ class StaticStep:
         self._capacity = cache.capacity
         self._outputs = outputs
         self._dtype = dtype
+        outputs.reserve(bucket.features)
         self._inputs = torch.zeros((4, bucket.tokens), dtype=torch.long, device=self.device)
         self._slots = torch.arange(bucket.rows, device=self.device).repeat_interleave(bucket.width)
         self.fill((), (), ())
@@ -170,16 +204,22 @@ class StaticStep:
             positions[here] = places[here] = range(segment.start, segment.end)
             padded += range(here.start, here.stop)
         wanted[: len(rows)] = [padded[row] for row in rows]
+        self._padded = padded
         numbers = on_host((ids, positions, places, wanted), self.device)
         self._inputs.copy_(numbers.view(4, count), non_blocking=True)
 
     def run(self, compute: Compute) -> None:
         """The pass: read the inputs, write cache and outputs."""
-        self._outputs.put(*compute(StaticPlan(self._cache, self.bucket, self._inputs, self._slots, self._dtype)))
+        plan = StaticPlan(self._cache, self.bucket, self._inputs, self._slots, self._dtype)
+        self._outputs.put(compute(plan, self.bucket.features))
 
     def output(self, rows: int, *, hidden: bool) -> StepOutput:
-        """What the last pass gave for the first so many wanted rows."""
-        return self._outputs.take(rows, hidden=hidden)
+        """What the last pass gave for the first so many wanted rows, and of the bucket's layers for every token."""
+        found = self._outputs.take(rows, hidden=hidden)
+        if not self.bucket.features:
+            return found
+        places = on_host((self._padded,), self.device).to(self.device, non_blocking=True)
+        return replace(found, features=self._outputs.take_features(self.bucket.features, places))
 
 
 class StaticPlan:

@@ -22,12 +22,14 @@ class StepOutput:
         choices: the token of each row's highest logit, [r].
         normalizers: log of the sum of each row's exponentials, [r]: a token's log-probability is its logit less this.
         hidden: final hidden states, [r, hidden], where they were asked for.
+        features: hidden states between layers of every token of the step, [n, layers asked for, hidden], where they were.
     """
 
     logits: Tensor
     choices: Tensor
     normalizers: Tensor
     hidden: Tensor | None = None
+    features: Tensor | None = None
 
     def logprobs(self, places: Sequence[tuple[int, int]]) -> list[float]:
         """Log-probabilities under the target's unmodified softmax.
@@ -55,6 +57,22 @@ class Cache(Protocol):
 
     def clear(self, slot: int) -> None:
         """Wipe a slot whose numbers went wrong."""
+        ...
+
+
+class SlotKeeper(Protocol):
+    """Whoever keeps something for every token of a slot: the target, and drafters that attend."""
+
+    def slot_bytes(self, capacity: int) -> int:
+        """Memory of one slot of `capacity` tokens."""
+        ...
+
+    def make_cache(self, slots: int, capacity: int) -> Cache:
+        """A cache, its memory reserved.
+
+        Raises:
+            RuntimeError: the memory does not suffice, in the allocator's words.
+        """
         ...
 
 
@@ -100,6 +118,11 @@ class Target(Protocol):
         ...
 
     @property
+    def layers(self) -> int:
+        """Decoder layers between which its hidden states can be had; 0 where they cannot."""
+        ...
+
+    @property
     def device(self) -> torch.device:
         """Where it lies."""
         ...
@@ -139,7 +162,14 @@ class Target(Protocol):
         ...
 
     def forward(
-        self, cache: Any, segments: Sequence[Segment], tokens: list[int], rows: list[int], *, hidden: bool = False
+        self,
+        cache: Any,
+        segments: Sequence[Segment],
+        tokens: list[int],
+        rows: list[int],
+        *,
+        hidden: bool = False,
+        features: Sequence[int] = (),
     ) -> StepOutput:
         """One forward pass over a packed step.
 
@@ -149,6 +179,8 @@ class Target(Protocol):
             tokens: the segments' new tokens, [n].
             rows: packed places whose next-token logits are wanted, [r].
             hidden: whether the final hidden states behind the logits are wanted too.
+            features: layers whose input is wanted of every token, in [0, layers]; the last is what leaves the last layer,
+                before the final norm.
 
         Call it inside `torch.inference_mode()`.
         """

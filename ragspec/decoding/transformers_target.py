@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ragspec.decoding.attention import IMPLEMENTATION, Plan, Segment, attending
@@ -16,7 +17,7 @@ from ragspec.decoding.cache import LayerLayout, SlotCache
 from ragspec.decoding.masked_windows import masked_window
 from ragspec.decoding.recorded_steps import RecordedSteps, Step
 from ragspec.decoding.recorder import Recorder
-from ragspec.decoding.static_step import make_outputs, padded_context
+from ragspec.decoding.static_step import Computed, make_outputs, padded_context
 from ragspec.decoding.step_plan import StepPlan
 from ragspec.decoding.target import StepOutput
 from ragspec.errors import ModelUnavailableError
@@ -90,6 +91,11 @@ class TransformersTarget:
         """Width of its hidden states."""
         return int(self._output_layer().weight.shape[1])
 
+    @property
+    def layers(self) -> int:
+        """Decoder layers that can be listened to."""
+        return len(self._layers())
+
     def embedding_rows(self, tokens: Sequence[int]) -> Tensor:
         """Embeddings; see `Target.embedding_rows`."""
         layer: Any = self.model.get_input_embeddings()
@@ -127,28 +133,63 @@ class TransformersTarget:
         return cache
 
     def forward(
-        self, cache: SlotCache, segments: Sequence[Segment], tokens: list[int], rows: list[int], *, hidden: bool = False
+        self,
+        cache: SlotCache,
+        segments: Sequence[Segment],
+        tokens: list[int],
+        rows: list[int],
+        *,
+        hidden: bool = False,
+        features: Sequence[int] = (),
     ) -> StepOutput:
         """One forward pass over a packed step; see `Target.forward`."""
 
         def eagerly() -> StepOutput:
             plan = StepPlan(cache, segments, tokens, rows, device=self.device, dtype=self.model.dtype)
-            logits, states = self._compute(plan)
-            return StepOutput(logits, logits.argmax(-1), logits.float().logsumexp(-1), states if hidden else None)
+            given = self._compute(plan, features)
+            logits = given.logits
+            return StepOutput(
+                logits,
+                logits.argmax(-1),
+                logits.float().logsumexp(-1),
+                given.hidden if hidden else None,
+                torch.stack([given.features[layer] for layer in features], 1) if features else None,
+            )
 
         if self.recorded is None:
             return eagerly()
-        return self.recorded.run(cache, Step(segments, tokens, rows, hidden), self._compute, eagerly)
+        return self.recorded.run(cache, Step(segments, tokens, rows, hidden, tuple(features)), self._compute, eagerly)
 
-    def _compute(self, plan: Plan) -> tuple[Tensor, Tensor]:
-        """A forward pass over a plan: logits and final hidden states of the wanted rows."""
+    def _compute(self, plan: Plan, features: Sequence[int]) -> Computed:
+        """A forward pass over a plan, listening to the layers asked for."""
         captured: list[Tensor] = []
-        hook = self._output_layer().register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0][0]))
+        heard: dict[int, Tensor] = {}
+        hooks = [self._output_layer().register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0][0]))]
         try:
+            hooks += [self._listen(layer, heard) for layer in features]
             logits = self._logits(plan)
         finally:
-            hook.remove()
-        return logits, captured[0]
+            for hook in hooks:
+                hook.remove()
+        return Computed(logits, captured[0], heard)
+
+    def _listen(self, layer: int, heard: dict[int, Tensor]) -> RemovableHandle:
+        """Hear what enters a layer, or what leaves the last, [n, hidden]."""
+
+        def enters(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            heard[layer] = inputs[0][0]
+
+        def leaves(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            heard[layer] = (output if isinstance(output, Tensor) else output[0])[0]
+
+        layers = self._layers()
+        if layer < len(layers):
+            return layers[layer].register_forward_pre_hook(enters)
+        return layers[-1].register_forward_hook(leaves)
+
+    def _layers(self) -> Sequence[nn.Module]:
+        layers: Sequence[nn.Module] = getattr(self.model.get_decoder(), "layers", ())  # type: ignore[no-untyped-call]
+        return layers
 
     def _logits(self, plan: Plan) -> Tensor:
         with attending(plan):

@@ -102,6 +102,8 @@ class Step(Structure):
         ("values", c_void_p),
         ("hidden", c_void_p),
         ("states", c_void_p),
+        ("feature_layers", c_void_p),
+        ("features", c_void_p),
         ("logits", c_void_p),
         ("choices", c_void_p),
         ("normalizers", c_void_p),
@@ -111,6 +113,7 @@ class Step(Structure):
         ("queries", c_void_p),
         ("mixed", c_void_p),
         ("seconds", c_void_p),
+        ("feature_count", c_int32),
         ("threads", c_int32),
     )
 

@@ -102,6 +102,11 @@ class Decoder:
         self.phases: Tensor | None = None
 
     @property
+    def layers(self) -> int:
+        """Decoder layers."""
+        return len(self._layers)
+
+    @property
     def token_bytes(self) -> int:
         """Memory of one token's keys and values, in bfloat16."""
         return len(self._layers) * self.key_heads * self.head_dim * 2 * 2
@@ -117,7 +122,12 @@ class Decoder:
         )
 
     def forward(
-        self, cache: PackedCache, segments: Sequence[Segment], tokens: Sequence[int], wanted: Sequence[int]
+        self,
+        cache: PackedCache,
+        segments: Sequence[Segment],
+        tokens: Sequence[int],
+        wanted: Sequence[int],
+        features: Sequence[int] = (),
     ) -> StepOutput:
         """One forward pass over a packed step.
 
@@ -126,6 +136,7 @@ class Decoder:
             segments: whose the tokens are, in packed order.
             tokens: [n].
             wanted: packed places whose next-token logits are wanted, [r].
+            features: layers whose input is wanted of every token; see `Target.forward`.
 
         Returns:
             All in float32.
@@ -143,6 +154,8 @@ class Decoder:
         qkv = (self.heads + 2 * self.key_heads) * self.head_dim
         wide = max(qkv, 2 * self.intermediate)
         ids, places = integers(tokens), integers(wanted)
+        listening = integers(features)
+        between = torch.empty((n, len(features), self.hidden)) if features else None
         step = abi.Step(
             addressof(runs),
             addressof(tiles),
@@ -159,6 +172,8 @@ class Decoder:
             cache.values.data_ptr(),
             self._room("hidden", n * self.hidden, torch.float32),
             states.data_ptr(),
+            listening.data_ptr(),
+            None if between is None else between.data_ptr(),
             logits.data_ptr(),
             choices.data_ptr(),
             normalizers.data_ptr(),
@@ -168,10 +183,11 @@ class Decoder:
             self._room("queries", n * self.heads * self.head_dim, torch.bfloat16),
             self._room("mixed", n * self.heads * self.head_dim, torch.float32),
             None if self.phases is None else self.phases.data_ptr(),
+            len(features),
             torch.get_num_threads(),
         )
         self.kernels.ragspec_forward(byref(self._model), byref(step))
-        return StepOutput(logits[:, : self.vocabulary], choices, normalizers, states)
+        return StepOutput(logits[:, : self.vocabulary], choices, normalizers, states, between)
 
     def _plan(self, segments: Sequence[Segment]) -> tuple[Any, Any, Tensor, Tensor]:
         group = self.heads // self.key_heads

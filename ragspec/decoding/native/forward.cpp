@@ -1,4 +1,5 @@
 // One forward pass of a Llama-shaped decoder over a packed, ragged step.
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <vector>
@@ -35,6 +36,20 @@ void gather(const Step& step, const float* from, int width, float* to) {
     std::memcpy(to + (size_t)i * width, from + (size_t)step.wanted[i] * width, width * sizeof(float));
 }
 
+bool asked_for(const Step& step, int layer) {
+  return std::count(step.feature_layers, step.feature_layers + step.feature_count, layer) > 0;
+}
+
+// Gives the states that enter a layer to whoever asked for them.
+void give_features(const Step& step, int hidden, int layer) {
+  for (int place = 0; place < step.feature_count; place++) {
+    if (step.feature_layers[place] != layer) continue;
+    for (int token = 0; token < step.tokens; token++)
+      std::memcpy(step.features + ((size_t)token * step.feature_count + place) * hidden, step.hidden + (size_t)token * hidden,
+                  hidden * sizeof(float));
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -63,24 +78,27 @@ void ragspec_forward(const Model* model_pointer, const Step* step_pointer) {
   Clock clock(step.seconds);
   std::vector<uint8_t> is_wanted(tokens);
   for (int i = 0; i < step.wanted_count; i++) is_wanted[step.wanted[i]] = 1;
+  // Of most prompt tokens the last layer's keys and values are all that is needed, unless somebody reads what leaves it.
+  const bool all_leave = asked_for(step, model.layer_count);
   float* hidden = step.hidden;
   int rows = tokens;
   embed(model, step);
   for (int i = 0; i < model.layer_count; i++) {
     const Layer& layer = model.layers[i];
-    const bool last = i == model.layer_count - 1;
+    const bool narrow = i == model.layer_count - 1 && !all_leave;
     uint16_t *keys = step.keys + i * layer_size, *values = step.values + i * layer_size;
+    give_features(step, model.hidden, i);
     normalize_quantize(layer.qkv, hidden, layer.attention_norm, model.epsilon, tokens, step.bytes, step.scales, threads);
     clock.lap(Phase::rows);
     multiply(layer.qkv, step.bytes, step.scales, tokens, step.wide, false, threads);
     clock.lap(Phase::products);
     encode_positions(model, layer, step, keys, values);
     clock.lap(Phase::rows);
-    if (last && !step.wanted_count) return;
-    attend(model, layer, step, keys, values, last ? is_wanted.data() : nullptr);
+    if (narrow && !step.wanted_count) return;
+    attend(model, layer, step, keys, values, narrow ? is_wanted.data() : nullptr);
     clock.lap(Phase::attention);
     const float* mixed = step.mixed;
-    if (last) {  // nobody reads the others: of most prompt tokens the last layer's keys and values are all that is needed
+    if (narrow) {
       gather(step, step.hidden, model.hidden, step.states);
       gather(step, step.mixed, layer.out.inputs, step.wide);
       hidden = step.states;
@@ -100,6 +118,11 @@ void ragspec_forward(const Model* model_pointer, const Step* step_pointer) {
     multiply(layer.down, step.bytes, step.scales, rows, hidden, true, threads);
     clock.lap(Phase::products);
   }
+  if (all_leave) {
+    give_features(step, model.hidden, model.layer_count);
+    gather(step, step.hidden, model.hidden, step.states);
+  }
+  if (!step.wanted_count) return;
   normalize(step.states, model.final_norm, model.epsilon, step.wanted_count, model.hidden, step.states, threads);
   quantize(model.head, step.states, step.wanted_count, step.bytes, step.scales, threads);
   multiply(model.head, step.bytes, step.scales, step.wanted_count, step.logits, false, threads);

@@ -58,6 +58,8 @@ struct Step {
   uint16_t *keys, *values;           // cache: [layers, slots, key_heads, capacity * head_dim], packed
   float* hidden;                     // scratch [tokens, hidden]
   float* states;                     // [wanted_count, hidden]: final hidden states out
+  const int32_t* feature_layers;     // [feature_count]: layers whose input is wanted of every token
+  float* features;                   // [tokens, feature_count, hidden] out
   float* logits;                     // [wanted_count, head.outputs] out
   int32_t* choices;                  // [wanted_count]: the place of each row's highest logit out
   float* normalizers;                // [wanted_count]: log of the sum of each row's exponentials out
@@ -67,7 +69,7 @@ struct Step {
   uint16_t* queries;                 // scratch [tokens, heads * head_dim]
   float* mixed;                      // scratch [tokens, heads * head_dim]
   double* seconds;                   // null, or [Phase::count]: what each kind of work took is added
-  int32_t threads;
+  int32_t feature_count, threads;
 };
 
 // A recurrent speculation head: x = [norm(state), norm(embedding of the token)], state += down(silu(gate(x)) * up(x)), and the

@@ -76,6 +76,11 @@ class NativeTarget:
         """Width of its hidden states."""
         return self.decoder.hidden
 
+    @property
+    def layers(self) -> int:
+        """Decoder layers."""
+        return self.decoder.layers
+
     def embedding_rows(self, tokens: Sequence[int]) -> Tensor:
         """Embeddings, in bfloat16; see `Target.embedding_rows`."""
         rows: Tensor = self.decoder.embedding[list(tokens)]
@@ -105,9 +110,10 @@ class NativeTarget:
         rows: list[int],
         *,
         hidden: bool = False,
+        features: Sequence[int] = (),
     ) -> StepOutput:
         """One forward pass over a packed step; see `Target.forward`."""
-        out = self.decoder.forward(cache, segments, tokens, rows)
+        out = self.decoder.forward(cache, segments, tokens, rows, features)
         return out if hidden else replace(out, hidden=None)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ragspec.decoding.acceptance import Source
-from ragspec.decoding.draft import Draft, Evidence
+from ragspec.decoding.cache import SlotCache
+from ragspec.decoding.draft import Draft, Evidence, Stretch
 from ragspec.decoding.request import Request
 
 
@@ -99,6 +100,54 @@ class RaisesInBeginAndEnd(Quiet):
 
     def end(self, request_id: str) -> None:
         raise ValueError(request_id)
+
+
+class Reads(Quiet):
+    """Keeps what it is told of every sequence: by position the token behind it, and its features."""
+
+    name = "reads"
+
+    def __init__(self, *features: int) -> None:
+        self.features = features
+        self.told: dict[str, dict[int, tuple[int, torch.Tensor]]] = {}
+        self.slots: Mapping[str, int] = {}
+
+    def slot_bytes(self, capacity: int) -> int:
+        return 0
+
+    def make_cache(self, slots: int, capacity: int) -> SlotCache:
+        return SlotCache(slots=slots, capacity=capacity)
+
+    def locate(self, slots: Mapping[str, int]) -> None:
+        self.slots = slots
+
+    def follow(self, stretches: Sequence[Stretch], features: torch.Tensor) -> None:
+        rows = iter(features)
+        for stretch in stretches:
+            known = self.told.setdefault(stretch.request_id, {})
+            for position, token in enumerate(stretch.following, stretch.start):
+                known[position] = token, next(rows).clone()
+        assert next(rows, None) is None
+
+
+class RaisesInFollow(Reads):
+    name = "raises in follow"
+
+    def follow(self, stretches: Sequence[Stretch], features: torch.Tensor) -> None:
+        raise RuntimeError(len(stretches))
+
+    def propose(self, limits: Mapping[str, int]) -> Mapping[str, Draft]:
+        msg = "it was asked all the same"
+        raise SystemExit(msg)
+
+
+class RaisesInLocate(RaisesInFollow):
+    name = "raises in locate"
+
+    def follow(self, stretches: Sequence[Stretch], features: torch.Tensor) -> None: ...
+
+    def locate(self, slots: Mapping[str, int]) -> None:
+        raise RuntimeError(len(slots))
 
 
 class ProposesNonsense(Quiet):

@@ -94,6 +94,8 @@ def test_lookup_copies_from_the_prompt_and_the_answer() -> None:
         drafters.RaisesInPropose(),
         drafters.RaisesInObserve(),
         drafters.RaisesInBeginAndEnd(),
+        drafters.RaisesInFollow(1),
+        drafters.RaisesInLocate(1),
         drafters.ProposesNonsense(tiny.VOCABULARY),
     ],
     ids=lambda drafter: drafter.name,

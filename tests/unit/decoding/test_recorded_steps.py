@@ -19,6 +19,7 @@ from ragspec.decoding.attention import Plan, Segment
 from ragspec.decoding.cache import SlotCache
 from ragspec.decoding.cuda_graphs import GraphRecorder
 from ragspec.decoding.engine import Engine
+from ragspec.decoding.lookup import JobDrafter, OwnTextDrafter
 from ragspec.decoding.recorded_steps import RecordedSteps
 from ragspec.decoding.recorder import PlainRecorder, Recorder, Replay
 from ragspec.decoding.static_step import StaticStep
@@ -26,6 +27,7 @@ from ragspec.decoding.step_plan import StepPlan
 from ragspec.decoding.target import StepOutput
 from ragspec.decoding.transformers_target import CHECK_TOLERANCE, TransformersTarget, make_target
 from tests import tiny
+from tests.unit.decoding.drafters import NoisyOracle, Reads
 from tests.unit.decoding.schedules import Schedule
 from tests.unit.decoding.tape import Tape, TapeRecorder
 from tests.unit.decoding.test_scheduling import make_requests, run
@@ -127,6 +129,20 @@ class Miscounts(PlainRecorder):
         return skewed
 
 
+class Mislays(PlainRecorder):
+    """Its replays give the right distributions, and nothing of what enters the layers."""
+
+    def record(self, run: Callable[[], None]) -> Replay:
+        step = step_of(run)
+
+        def mislaid() -> None:
+            run()
+            for states in step._outputs.features.values():
+                states.zero_()
+
+        return mislaid
+
+
 @pytest.mark.parametrize(
     ("recorder", "reason"),
     [
@@ -136,6 +152,7 @@ class Miscounts(PlainRecorder):
         (BreaksUnseen(), "failed: an illegal memory access"),
         (Remembers(), "diverges from the computed step"),
         (Miscounts(), "chooses other tokens than its own logits do"),
+        (Mislays(), "other states between layers"),
         pytest.param(
             GraphRecorder(torch.device("cuda")),
             "failed: ",
@@ -165,7 +182,8 @@ def test_a_recording_that_is_not_right_never_answers(
 
 
 def _engine(target: TransformersTarget) -> Engine:
-    return Engine(target, max_batch=4)
+    """One of whose drafters reads what enters two layers."""
+    return Engine(target, max_batch=4, drafters=[OwnTextDrafter(), JobDrafter(), Reads(2, 0)])
 
 
 @torch.inference_mode()
@@ -227,10 +245,10 @@ def _no_room_beside(held: list[weakref.ref[Any]], patch: pytest.MonkeyPatch) -> 
     """Let steps that are computed kernel by kernel find no memory while any of this is there."""
     compute = TransformersTarget._compute
 
-    def short(self: TransformersTarget, plan: Plan) -> Any:
+    def short(self: TransformersTarget, plan: Plan, features: Any) -> Any:
         if isinstance(plan, StepPlan) and any(one() is not None for one in held):
             raise torch.OutOfMemoryError("no room")
-        return compute(self, plan)
+        return compute(self, plan, features)
 
     patch.setattr(TransformersTarget, "_compute", short)
 
@@ -367,6 +385,47 @@ def test_what_a_replay_gives_is_the_callers_own() -> None:
     torch.testing.assert_close(given[1].logits, given[2].logits, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(given[1].hidden, given[2].hidden, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(given[2].logits, given[3].logits)
+
+
+@pytest.mark.usefixtures("eager_to_record")
+def test_replays_tell_readers_what_computed_steps_tell_them() -> None:
+    """Every token that stands, with what enters the layers there, whatever bucket its step fell into and however it lay in it."""
+    requests = make_requests(12, seed=4)
+    told = []
+    for target in (tiny.target(), recording(tiny.target(), TapeRecorder())):
+        reader = Reads(2, 0, 3)
+        answers = {request.id: tiny.generate(tiny.target(), request) for request in requests}
+        oracle = NoisyOracle(answers, target.vocabulary)
+        run(Engine(target, max_batch=4, drafters=[reader, oracle], prefix_cache=0), requests)
+        told.append(reader.told)
+
+    assert target.recorded is not None
+    assert target.recorded.replayed > 5
+    computed, replayed = told
+    assert computed.keys() == replayed.keys() == {request.id for request in requests}
+    for name, expected in computed.items():
+        assert replayed[name].keys() == expected.keys()
+        for position, (token, states) in expected.items():
+            assert replayed[name][position][0] == token
+            torch.testing.assert_close(replayed[name][position][1], states, rtol=1e-3, atol=1e-3)
+
+
+@torch.inference_mode()
+def test_other_layers_are_another_recording() -> None:
+    """What is asked for is what is given, and what was not asked for is not."""
+    target = recording(tiny.target(), TapeRecorder())
+    cache = target.make_cache(2, 64)
+    step = [Segment(1, 3, 2)], [7, 5], [1]
+    asked: list[tuple[int, ...]] = [(), (2, 1), (1,), (), (2, 1), (1,), (), (2, 1), (1,)]
+
+    given = [target.forward(cache, *step, features=layers).features for layers in asked]
+
+    assert target.recorded is not None
+    assert target.recorded.replayed == 3
+    assert [None if one is None else tuple(one.shape[:2]) for one in given] == [None, (2, 2), (2, 1)] * 3
+    for first, later in zip(given[1:3] * 2, [*given[4:6], *given[7:9]], strict=True):
+        torch.testing.assert_close(later, first, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(given[7][:, 1:], given[8], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -18,6 +18,8 @@ from tests import tiny
 from tests.unit.decoding.tape import Tape
 
 SLOTS, CAPACITY = 6, 96
+#: Whose inputs are wanted.
+LAYERS = (2, 0, 3)
 #: float32: sums over a longer context or more rows are rounded in another order.
 ROUNDING = {"rtol": 1e-4, "atol": 1e-4}
 
@@ -57,7 +59,7 @@ class Pair:
         return segments
 
     def step(self, segments: Sequence[Segment]) -> StaticStep:
-        bucket = bucket_of(segments, SLOTS, CAPACITY)
+        bucket = bucket_of(segments, SLOTS, CAPACITY, LAYERS)
         assert bucket is not None
         return self.steps.setdefault(bucket, StaticStep(bucket, self.static, self.outputs, torch.float32))
 
@@ -75,14 +77,14 @@ def test_static_and_packed_steps_agree(family: str, monkeypatch: pytest.MonkeyPa
         rows = sorted(pair.rng.sample(range(len(tokens)), pair.rng.randint(1, len(tokens))))
         before = contents(pair.static)
 
-        expected = pair.target.forward(pair.packed, segments, tokens, rows, hidden=True)
+        expected = pair.target.forward(pair.packed, segments, tokens, rows, hidden=True, features=LAYERS)
         step = pair.step(segments)
         step.fill(segments, tokens, rows)
         step.run(pair.target._compute)
         found = step.output(len(rows), hidden=True)
 
         assert torch.equal(found.choices, expected.choices)
-        for name in ("logits", "normalizers", "hidden"):
+        for name in ("logits", "normalizers", "hidden", "features"):
             torch.testing.assert_close(getattr(found, name), getattr(expected, name), **ROUNDING)
         after, packed = contents(pair.static), contents(pair.packed)
         written = torch.zeros((SLOTS, CAPACITY), dtype=torch.bool)

@@ -129,10 +129,10 @@ def test_padded_passes_are_timed_as_the_engine_runs_them(
     """
     now = 0.0
 
-    def seen(segments: Any, slots: int, capacity: int) -> Bucket | None:
+    def seen(segments: Any, slots: int, capacity: int, features: tuple[int, ...]) -> Bucket | None:
         nonlocal now
-        bucket = bucket_of(segments, slots, capacity)
-        assert bucket == bucket_of(segments, slots, window)
+        bucket = bucket_of(segments, slots, capacity, features)
+        assert bucket == bucket_of(segments, slots, window, features)
         now += bucket.rows * bucket.context if bucket else 0.0
         return bucket
 
