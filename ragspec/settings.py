@@ -85,7 +85,8 @@ class Settings(BaseSettings):
     max_draft: int = Field(10, ge=0, le=64, description="Draft tokens per sequence and step; 0: no speculation.")
     head: str = Field(
         "auto",
-        description="Speculation head: auto takes the shipped one of this target if there is one; none; or a folder.",
+        description="Speculation head: auto takes the shipped one of this target if there is one; none; or a folder, also of a "
+        "published EAGLE-3 head.",
     )
     prefix_cache: float = Field(
         0.25, ge=0, le=1, description="Share of free memory for prefixes of finished prompts; 0: none is ever reused."

@@ -30,8 +30,9 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 def head() -> None:
     """Train, measure and look at speculation heads.
 
-    A head is a small network that proposes the target's next tokens from its hidden state. The default model's ships with
-    ragspec; for another model, or for your own corpus, train one. RAGSPEC_HEAD chooses which one a worker uses.
+    A head is a small network that proposes the target's next tokens from its hidden states. The default model's ships with
+    ragspec; for another model, or for your own corpus, train one. RAGSPEC_HEAD chooses which one a worker uses. A published
+    EAGLE-3 head, a folder with config.json and model.safetensors, can be used as it is, but not trained.
 
     \b
     Example:
@@ -159,7 +160,9 @@ def _keep_job(settings: Settings, target: Target, out: Path, job: str, window: i
 @head.command()
 @click.argument("data", type=_FOLDER)
 @click.argument("out", type=_FOLDER)
-@click.option("--architecture", default="recurrent", show_default=True, help="recurrent or mlp.")
+@click.option(
+    "--architecture", default="recurrent", show_default=True, help="recurrent or mlp; attention heads are only read."
+)
 @click.option("--inner", type=click.IntRange(min=16), default=1536, show_default=True, help="Width of its layer.")
 @click.option("--draft-tokens", type=click.IntRange(min=1), default=8192, show_default=True, help="Draft vocabulary.")
 @click.option("--depth", type=click.IntRange(1, 16), default=4, show_default=True, help="Tokens ahead.")
@@ -263,7 +266,7 @@ def info(head_folder: Path | None, *, as_json: bool) -> None:
     """
     from dataclasses import asdict
 
-    from ragspec.heads.card import WEIGHTS, read_head_card, shipped_heads
+    from ragspec.heads.card import read_head_card, shipped_heads, weights_file
 
     folders = [head_folder] if head_folder else shipped_heads()
     if not folders:
@@ -273,9 +276,11 @@ def info(head_folder: Path | None, *, as_json: bool) -> None:
         if as_json:
             click.echo(json.dumps(asdict(card)))
             continue
-        size = (folder / WEIGHTS).stat().st_size if (folder / WEIGHTS).exists() else 0
+        weights = weights_file(folder)
+        size = weights.stat().st_size if weights.exists() else 0
+        target = card.target or f"a target of {card.vocabulary:,} tokens whose states are {card.hidden} wide"
         click.echo(f"{folder}  {size / 1e6:.1f} MB")
-        click.echo(f"  {card.architecture} head for {card.target}, {card.depth} tokens ahead, inner width {card.inner}")
+        click.echo(f"  {card.architecture} head for {target}, {card.depth} tokens ahead, inner width {card.inner}")
         for name, value in {**card.training, **card.measured}.items():
             click.echo(f"  {name}: {value if isinstance(value, str) else json.dumps(value)}")
 

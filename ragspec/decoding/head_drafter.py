@@ -23,18 +23,35 @@ _FADING = 0.9
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a head that attends has a sequence's keys.
+
+    Attributes:
+        cache: what the head made.
+        slot: of the sequence.
+        position: of the state that it goes on from; those before are in the cache.
+    """
+
+    cache: Any
+    slot: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ending:
     """Where a sequence stands, for a head that is to go on from there.
 
     Attributes:
-        state: the target's final hidden state that gave the last token, [hidden].
+        state: the target's final hidden state that gave the last token, [hidden], or what a head made of its features.
         token: that last token.
         extras: what `ChainHead.extras` gave for the sequence.
+        place: where its keys are, for a head that attends.
     """
 
     state: Tensor
     token: int
     extras: Any = None
+    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +100,13 @@ class ChainHead(Protocol):
 
 
 @dataclass(slots=True)
-class _Following:
+class Known:
     """What is known of a sequence; its extras are made when it is first drafted for."""
 
     prompt: tuple[int, ...]
     state: Tensor | None = None
     token: int = 0
+    position: int = 0
     extras: Any = None
 
 
@@ -117,13 +135,13 @@ class HeadDrafter:
         self._head = head
         self._longest = min(longest, LONGEST_DRAFT)
         self._clock = clock
-        self._known: dict[str, _Following] = {}
+        self._known: dict[str, Known] = {}
         #: Seconds of a chain step by the number of sequences in it, rounded up to a power of two.
         self._step_seconds: dict[int, float] = {}
 
     def begin(self, request: Request) -> None:
         """Note the prompt: its own tokens may be drafted whatever the draft vocabulary holds."""
-        self._known[request.id] = _Following(tuple(request.prompt))
+        self._known[request.id] = Known(tuple(request.prompt))
 
     def observe(self, request_id: str, tokens: Sequence[int], hidden: Tensor | None) -> None:
         """Keep the state behind the last token."""
@@ -146,7 +164,7 @@ class HeadDrafter:
             stakes.row_seconds / worth if worth else 0.0,
             self._step_seconds.get(group, 0.0) / worth / _GOES_ON if worth else 0.0,
         )
-        drafts = self._head.draft([self._ending(request_id) for request_id in asked], reach)
+        drafts = self._head.draft([self.ending(request_id) for request_id in asked], reach)
         self._learn(group, (self._clock() - began) / drafts.walked)
         return {
             request_id: Draft(tokens, (Source.HEAD,) * len(tokens), _evidence(sure)).cut(limit)
@@ -159,7 +177,8 @@ class HeadDrafter:
         """Forget where it stood."""
         self._known.pop(request_id, None)
 
-    def _ending(self, request_id: str) -> Ending:
+    def ending(self, request_id: str) -> Ending:
+        """Where a sequence stands that a state is known of."""
         known = self._known[request_id]
         if known.extras is None:
             known.extras = self._head.extras(known.prompt)

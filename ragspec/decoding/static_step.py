@@ -185,6 +185,7 @@ class StaticStep:
         outputs.reserve(bucket.features)
         self._inputs = torch.zeros((4, bucket.tokens), dtype=torch.long, device=self.device)
         self._slots = torch.arange(bucket.rows, device=self.device).repeat_interleave(bucket.width)
+        self._padded: list[int] = []  # where the pass has each of the step's tokens
         self.fill((), (), ())
 
     def fill(self, segments: Sequence[Segment], tokens: Sequence[int], rows: Sequence[int]) -> None:

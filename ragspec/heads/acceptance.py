@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ragspec.heads.architecture import Head
+from ragspec.heads.architecture import StateHead
 from ragspec.heads.batches import Positions, positions
 from ragspec.heads.store import read_answers
 from ragspec.heads.walk import FrozenRows, walk
@@ -48,7 +48,9 @@ class HeadAcceptance:
 
 
 @torch.inference_mode()
-def measure(head: Head, frozen: FrozenRows, files: Iterable[Path], depth: int, batch: int = 2048) -> HeadAcceptance:
+def measure(
+    head: StateHead, frozen: FrozenRows, files: Iterable[Path], depth: int, batch: int = 2048
+) -> HeadAcceptance:
     """Walk the answers held back, as the engine would with the head alone and `depth` draft tokens a step."""
     found = HeadAcceptance([0] * depth, [0] * depth)
     for path in files:
@@ -75,7 +77,9 @@ def _steps(accepted: Sequence[int]) -> int:
     return steps
 
 
-def _accepted_lengths(head: Head, frozen: FrozenRows, part: Positions, depth: int, found: HeadAcceptance) -> Tensor:
+def _accepted_lengths(
+    head: StateHead, frozen: FrozenRows, part: Positions, depth: int, found: HeadAcceptance
+) -> Tensor:
     lengths = torch.zeros(len(part.places), dtype=torch.long)
     for place, at in enumerate(walk(head, frozen, part, depth)):
         found.tested[place] += len(at.rows)

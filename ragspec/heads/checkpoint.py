@@ -14,8 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from ragspec.decoding.target import Target
 from ragspec.errors import InputError
-from ragspec.heads.architecture import Head, HeadShape, make_head
-from ragspec.heads.card import CARD, WEIGHTS, HeadCard, read_head_card
+from ragspec.heads import eagle3_weights
+from ragspec.heads.architecture import Head, make_head
+from ragspec.heads.card import CARD, WEIGHTS, HeadCard, is_published, read_head_card, weights_file
+from ragspec.heads.shape import feature_layers
 
 _DRAFT_TOKENS = "draft_tokens"
 
@@ -41,9 +43,12 @@ def load_head(folder: Path) -> tuple[Head, HeadCard]:
     """
     card = read_head_card(folder)
     try:
-        tensors = load_file(folder / WEIGHTS)
-        tokens = tuple(map(int, tensors.pop(_DRAFT_TOKENS).tolist()))
-        head = make_head(card.architecture, HeadShape(card.hidden, card.inner, tokens, card.depth, card.epsilon))
+        if is_published(folder):
+            tokens, tensors = eagle3_weights.read_weights(folder, card.vocabulary)
+        else:
+            tensors = load_file(folder / WEIGHTS)
+            tokens = tuple(map(int, tensors.pop(_DRAFT_TOKENS).tolist()))
+        head = make_head(card.architecture, card.shape(tokens))
         head.load_state_dict({name: value.float() for name, value in tensors.items()})
     except (OSError, KeyError, RuntimeError, TypeError, ValueError, SafetensorError, InputError) as error:
         msg = f"The head in {folder} cannot be read: {' '.join(str(error).split())}."
@@ -63,7 +68,7 @@ def load_head(folder: Path) -> tuple[Head, HeadCard]:
 
 def head_identity(folder: Path, card: HeadCard) -> str:
     """`architecture@` and the first 16 hex digits of the SHA-256 of its weights."""
-    with (folder / WEIGHTS).open("rb") as file:
+    with weights_file(folder).open("rb") as file:
         return f"{card.architecture}@{hashlib.file_digest(file, 'sha256').hexdigest()[:16]}"
 
 
@@ -80,6 +85,13 @@ def misfit(card: HeadCard, target: Target) -> str | None:
     if card.vocabulary != target.vocabulary:
         return f"its vocabulary has {card.vocabulary} tokens, the target's {target.vocabulary}"
     loaded = model_of(target.identity)
-    if card.target.rpartition("@")[2] != loaded.rpartition("@")[2]:
+    if card.target and card.target.rpartition("@")[2] != loaded.rpartition("@")[2]:
         return f"it was trained for {card.target}, the target is {loaded}"
+    layer = card.attention_shape()
+    if layer is not None:
+        layers = feature_layers(layer, target.layers)
+        if not target.layers:
+            return "it reads states between the target's layers, and these cannot be had"
+        if not 0 <= min(layers) <= max(layers) <= target.layers:
+            return f"it reads the inputs of layers {layers}, the target has {target.layers}"
     return None

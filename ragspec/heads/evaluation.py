@@ -10,7 +10,8 @@ from typing import Any
 from ragspec.decoding.acceptance import Source
 from ragspec.decoding.draft import Drafter
 from ragspec.decoding.engine import Engine
-from ragspec.decoding.head_drafter import ChainHead, Drafts, Ending, HeadDrafter, Reach
+from ragspec.decoding.feature_drafter import make_head_drafter
+from ragspec.decoding.head_drafter import ChainHead, Drafts, Ending, Reach
 from ragspec.decoding.lookup import JobDrafter, OwnTextDrafter
 from ragspec.decoding.request import Completion, Request
 from ragspec.decoding.step_cost import StepProfile
@@ -24,6 +25,10 @@ class TimedChain:
         self._chain = chain
         self.steps = 0
         self.seconds = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        """What else the chain has: layers, and a cache that it attends to."""
+        return getattr(self._chain, name)
 
     def extras(self, tokens: Iterable[int]) -> Any:
         """As the chain makes them; their seconds count."""
@@ -135,8 +140,8 @@ def compare(
     alone, beside = TimedChain(chain), TimedChain(chain)
     drafting: dict[str, list[Drafter]] = {
         "lookup": [OwnTextDrafter(), JobDrafter()],
-        "head": [HeadDrafter(alone)],
-        "hybrid": [OwnTextDrafter(), JobDrafter(), HeadDrafter(beside)],
+        "head": [make_head_drafter(alone)],
+        "hybrid": [OwnTextDrafter(), JobDrafter(), make_head_drafter(beside)],
     }
     engines = {
         name: Engine(

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from ragspec.decoding.feature_drafter import make_head_drafter
 from ragspec.decoding.head_drafter import ChainHead, HeadDrafter
 from ragspec.decoding.native.head import NativeHead
 from ragspec.decoding.native.target import NativeTarget
 from ragspec.decoding.native.weights import mixable
 from ragspec.decoding.target import Target
 from ragspec.errors import InputError, SettingsError
-from ragspec.heads.architecture import Head
+from ragspec.heads.architecture import Head, StateHead
+from ragspec.heads.attention import AttentionHead
+from ragspec.heads.attention_chain import AttentionChain
 from ragspec.heads.card import NONE, bad_setting, chosen_head, read_head_card, shipped_heads
 from ragspec.heads.chain import TorchChain
 from ragspec.heads.checkpoint import head_identity, load_head, misfit
@@ -57,7 +60,7 @@ def load_head_drafter(name: str, target: Target) -> HeadDrafter | None:
         raise bad_setting(name, error.message) from error
     identity = head_identity(folder, card)
     log.info("speculation head loaded", extra={"action": "load_head", "folder": str(folder), "head": identity})
-    return HeadDrafter(make_chain(head, target), identity, head.longest_draft)
+    return make_head_drafter(make_chain(head, target), identity, head.longest_draft)
 
 
 def make_chain(head: Head, target: Target) -> ChainHead:
@@ -70,4 +73,9 @@ def make_chain(head: Head, target: Target) -> ChainHead:
         and mixable(shape.inner)
     ):
         return NativeHead(head.weights(), shape.draft_tokens, target.decoder, shape.epsilon)
-    return TorchChain(head, target)
+    if isinstance(head, AttentionHead):
+        return AttentionChain(head, target)
+    if isinstance(head, StateHead):
+        return TorchChain(head, target)
+    msg = f"nothing drafts with a head of the architecture {head.architecture!r}"
+    raise TypeError(msg)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ragspec.heads.architecture import Head, HeadShape, Norm, register
+from ragspec.heads.architecture import Norm, StateHead, register
+from ragspec.heads.shape import HeadShape
 
 
 @register
-class MlpHead(Head):
+class MlpHead(StateHead):
     """Two layers on the last hidden state for each offset, blind to the tokens drafted so far (Medusa, arXiv 2401.10774)."""
 
     architecture = "mlp"

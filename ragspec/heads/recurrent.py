@@ -6,11 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ragspec.heads.architecture import Head, HeadShape, Norm, register
+from ragspec.heads.architecture import Norm, StateHead, register
+from ragspec.heads.shape import HeadShape
 
 
 @register
-class RecurrentHead(Head):
+class RecurrentHead(StateHead):
     """A gated MLP that takes a state over one token, with a residual, the same weights at every place.
 
         x = [norm(state), norm(embedding of the token)]
@@ -40,7 +41,7 @@ class RecurrentHead(Head):
         return 2 * self.shape.depth
 
     def advance(self, state: Tensor, embedded: Tensor, place: int) -> Tensor:
-        """See `Head.advance`; the place makes no difference."""
+        """See `StateHead.advance`; the place makes no difference."""
         del place
         seen = torch.cat((self.state_norm(state), self.token_norm(embedded)), -1)
         gate, up = self.gate_up(seen).chunk(2, -1)
@@ -52,7 +53,7 @@ class RecurrentHead(Head):
         return {name.rpartition(".")[0]: value.detach() for name, value in self.state_dict().items()}
 
     def features(self, state: Tensor, place: int) -> Tensor:
-        """See `Head.features`."""
+        """See `StateHead.features`."""
         del place
         features: Tensor = self.output_norm(state)
         return features

@@ -20,10 +20,11 @@ from ragspec import __version__
 from ragspec.decoding.target import Target
 from ragspec.errors import InputError
 from ragspec.heads.acceptance import HeadAcceptance, measure
-from ragspec.heads.architecture import Head, HeadShape, make_head
+from ragspec.heads.architecture import StateHead, find_architecture
 from ragspec.heads.batches import Positions, draft_vocabulary, positions
 from ragspec.heads.card import CARD, HeadCard, read_head_card
 from ragspec.heads.checkpoint import head_identity, load_head, misfit, model_of, save_head
+from ragspec.heads.shape import HeadShape
 from ragspec.heads.store import answer_files, read_answers, read_card
 from ragspec.heads.walk import FrozenRows, Place, frozen_rows, walk
 
@@ -158,14 +159,29 @@ def train(
     return _Run(target, head, frozen_rows(target, head), files, folder, recipe, progress).finish(training)
 
 
-def _new_head(target: Target, files: list[Path], recipe: Recipe) -> Head:
+def _new_head(target: Target, files: list[Path], recipe: Recipe) -> StateHead:
     chosen = draft_vocabulary(files, recipe.draft_tokens, target.vocabulary)
-    return make_head(recipe.architecture, HeadShape(target.hidden_size, recipe.inner, chosen, recipe.depth))
+    architecture = find_architecture(recipe.architecture)
+    if not issubclass(architecture, StateHead):
+        raise _untrainable(recipe.architecture)
+    return architecture(HeadShape(target.hidden_size, recipe.inner, chosen, recipe.depth))
 
 
-def _started(target: Target, start: Path, recipe: Recipe) -> tuple[Head, Recipe]:
+def _load(folder: Path) -> tuple[StateHead, HeadCard]:
+    head, card = load_head(folder)
+    if not isinstance(head, StateHead):
+        raise _untrainable(head.architecture)
+    return head, card
+
+
+def _untrainable(architecture: str) -> InputError:
+    msg = f"A head of the architecture {architecture!r} cannot be trained: recorded answers lack the features that it reads."
+    return InputError(msg, "Choose recurrent or mlp.", code="bad_option")
+
+
+def _started(target: Target, start: Path, recipe: Recipe) -> tuple[StateHead, Recipe]:
     """A head to go on from, and the recipe with its shape."""
-    head, card = load_head(start)
+    head, card = _load(start)
     if reason := misfit(card, target):
         msg = f"The head in {start} does not fit the target: {reason}."
         raise InputError(msg, "Go on from a head of this target.", code="other_target")
@@ -184,7 +200,7 @@ class _Run:
     def __init__(
         self,
         target: Target,
-        head: Head,
+        head: StateHead,
         frozen: FrozenRows,
         files: list[Path],
         folder: Path,
@@ -229,7 +245,7 @@ class _Run:
             msg = "The loss is no number any more."
             raise InputError(msg, "Lower the learning rate.", code="diverged")
         if reached is None:
-            head, _ = load_head(self._folder)
+            head, _ = _load(self._folder)
             reached = measure(head, frozen_rows(self._target, head), self._files, self._recipe.depth)
         return reached
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ragspec.decoding.target import Target
-from ragspec.heads.architecture import Head
+from ragspec.heads.architecture import StateHead
 from ragspec.heads.batches import Positions
 
 
@@ -28,7 +28,7 @@ class FrozenRows:
     tokens: Tensor
 
 
-def frozen_rows(target: Target, head: Head, dtype: torch.dtype = torch.bfloat16) -> FrozenRows:
+def frozen_rows(target: Target, head: StateHead, dtype: torch.dtype = torch.bfloat16) -> FrozenRows:
     """Copies of the target's rows, for a head."""
     draft_tokens = head.shape.draft_tokens
     return FrozenRows(
@@ -55,7 +55,7 @@ class Place:
     accepted: Tensor
 
 
-def walk(head: Head, frozen: FrozenRows, batch: Positions, depth: int) -> Iterator[Place]:
+def walk(head: StateHead, frozen: FrozenRows, batch: Positions, depth: int) -> Iterator[Place]:
     """Draft behind each position, place by place, for as long as the draft would stand.
 
     What a head says behind a wrong token is never emitted, so nothing is asked of it there. And as long as it is right its own

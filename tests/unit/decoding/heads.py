@@ -11,17 +11,26 @@ import torch
 
 from ragspec.decoding.head_drafter import ChainHead, Drafts, Ending, Reach
 from ragspec.decoding.target import Target
-from ragspec.heads.architecture import Head, HeadShape, make_head
+from ragspec.heads.architecture import Head, make_head
 from ragspec.heads.loading import make_chain
+from ragspec.heads.shape import AttentionShape, HeadShape
 
-ARCHITECTURES = ["mlp", "recurrent"]
+STATE_ARCHITECTURES = ["mlp", "recurrent"]
+ARCHITECTURES = [*STATE_ARCHITECTURES, "attention"]
 
 
 def random_head(target: Target, architecture: str, *, inner: int = 64, every: int = 2) -> Head:
     """A head whose weights nobody trained; its draft vocabulary is every second token, say."""
     with torch.random.fork_rng():
         torch.manual_seed(11)
-        shape = HeadShape(target.hidden_size, inner, tuple(range(0, target.vocabulary, every)), depth=3)
+        attention = AttentionShape(heads=4, key_heads=2, head_dim=8, width=target.hidden_size, layers=(0, 1, 2))
+        shape = HeadShape(
+            target.hidden_size,
+            inner,
+            tuple(range(0, target.vocabulary, every)),
+            depth=3,
+            attention=attention if architecture == "attention" else None,
+        )
         return make_head(architecture, shape).requires_grad_(requires_grad=False)
 
 
@@ -66,11 +75,18 @@ class RaisingChain:
         self._chain = chain
         self._random = random.Random(seed)
 
-    def extras(self, tokens: Iterable[int]) -> Any:
-        return self._chain.extras(tokens)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._chain, name)
+
+    def extend(self, *given: Any) -> torch.Tensor:
+        self._maybe_raise()
+        return self._chain.extend(*given)
 
     def draft(self, endings: Sequence[Ending], reach: Reach) -> Drafts:
+        self._maybe_raise()
+        return self._chain.draft(endings, reach)
+
+    def _maybe_raise(self) -> None:
         if self._random.random() < 0.1:
             msg = "the head broke"
             raise RuntimeError(msg)
-        return self._chain.draft(endings, reach)

@@ -24,7 +24,7 @@ from ragspec.decoding import engine as engine_module
 from ragspec.decoding.acceptance import Source
 from ragspec.decoding.draft import Draft, Drafter, Stakes
 from ragspec.decoding.engine import Engine
-from ragspec.decoding.head_drafter import HeadDrafter
+from ragspec.decoding.feature_drafter import make_head_drafter
 from ragspec.decoding.lookup import JobDrafter, OwnTextDrafter
 from ragspec.decoding.request import Completion, Request, Sampling
 from ragspec.decoding.step_cost import FREE, StepLoad, StepProfile
@@ -168,11 +168,13 @@ class Schedule:
             *(drafters.NoisyOracle(known, vocabulary, noise=noise, seed=seed) for noise in (0, 0.1, 0.3, 1)),
             drafters.NowAndThen(known, vocabulary, seed),
             *(
-                HeadDrafter(chain, longest=self.rng.choice([1, 2, 6]))
+                make_head_drafter(chain, longest=self.rng.choice([1, 2, 6]))
                 for chain in (
                     heads.random_chain(self.world.target, self.rng.choice(heads.ARCHITECTURES)),
                     heads.KnowingChain(known.values(), seed),
-                    heads.RaisingChain(heads.random_chain(self.world.target, "recurrent"), seed),
+                    heads.RaisingChain(
+                        heads.random_chain(self.world.target, self.rng.choice(["recurrent", "attention"])), seed
+                    ),
                 )
             ),
             drafters.ProposesNonsense(vocabulary, seed),

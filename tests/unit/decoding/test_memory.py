@@ -10,10 +10,14 @@ import torch
 
 from ragspec.decoding import memory
 from ragspec.decoding.engine import Engine
-from ragspec.decoding.memory import SlotPlan, free_memory, plan_slots
+from ragspec.decoding.feature_drafter import make_head_drafter
+from ragspec.decoding.head_drafter import LONGEST_DRAFT
+from ragspec.decoding.memory import Caches, SlotPlan, free_memory, plan_slots
 from ragspec.errors import SettingsError
 from tests import tiny
+from tests.unit.decoding import heads
 from tests.unit.decoding.test_scheduling import make_requests, run
+from tests.unit.decoding.test_slots import Memory
 
 
 @pytest.mark.parametrize(
@@ -91,3 +95,25 @@ def test_the_limit_of_a_container_counts(tmp_path: Path) -> None:
     assert memory._left_by_cgroups(tmp_path / "fs", own) == [1500, 4300]
     assert memory._left_by_cgroups(tmp_path / "fs", tmp_path / "none") == []
     assert free_memory(torch.device("cpu")) > 0
+
+
+def test_the_cache_of_a_head_that_attends_is_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot is the target's and the head's, so of what holds three of the target's there is room for two of both."""
+    target = tiny.target()
+    drafter = make_head_drafter(heads.random_chain(target, "attention"))
+    both = target.slot_bytes(512) + drafter.slot_bytes(512)
+    assert drafter.slot_bytes(512) == (512 + LONGEST_DRAFT + 1) * 2 * 2 * 8 * 4
+    monkeypatch.setattr(memory, "free_memory", lambda _: int(2.5 * both / memory.USABLE))
+
+    assert Engine(target, max_batch=16, drafters=[drafter])._scheduler._slots.working == 2
+    assert Engine(target, max_batch=16, drafters=[])._scheduler._slots.working == 3
+
+
+def test_what_is_copied_or_wiped_in_one_cache_is_in_all() -> None:
+    every = Memory(), Memory(), Memory()
+    caches = Caches(every)
+    caches.copy_prefix(1, 2, 30)
+    caches.clear(4)
+
+    assert [memory.copies for memory in every] == [[(1, 2, 30)]] * 3
+    assert [memory.cleared for memory in every] == [[4]] * 3

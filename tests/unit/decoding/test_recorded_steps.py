@@ -389,7 +389,7 @@ def test_what_a_replay_gives_is_the_callers_own() -> None:
 
 @pytest.mark.usefixtures("eager_to_record")
 def test_replays_tell_readers_what_computed_steps_tell_them() -> None:
-    """Every token that stands, with what enters the layers there, whatever bucket its step fell into and however it lay in it."""
+    """Every token that stands, with what enters the layers there, wherever it lay in its step's bucket."""
     requests = make_requests(12, seed=4)
     told = []
     for target in (tiny.target(), recording(tiny.target(), TapeRecorder())):

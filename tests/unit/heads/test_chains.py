@@ -5,20 +5,23 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from ragspec.decoding.attention import Segment
 from ragspec.decoding.draft import Stakes
-from ragspec.decoding.head_drafter import ChainHead, Drafts, Ending, HeadDrafter, Reach
+from ragspec.decoding.feature_drafter import FeatureHead
+from ragspec.decoding.head_drafter import ChainHead, Drafts, Ending, HeadDrafter, Place, Reach
 from ragspec.decoding.native.head import NativeHead
 from ragspec.decoding.request import Request
 from ragspec.decoding.target import Target
 from ragspec.heads.chain import TorchChain
 from ragspec.heads.loading import make_chain
 from tests import tiny
-from tests.unit.decoding.heads import ARCHITECTURES, random_head
+from tests.unit.decoding.heads import ARCHITECTURES, STATE_ARCHITECTURES, random_head
 
 STEPS = 5
 
@@ -31,7 +34,23 @@ def states(target: Target, count: int) -> list[torch.Tensor]:
 def endings(target: Target, chain: ChainHead, count: int, own: Sequence[Iterable[int]] = ((),)) -> list[Ending]:
     """So many endings behind the tokens 0, 1, ..., with tokens of their own in turn."""
     extras = [chain.extras(tokens) for tokens in own]
-    return [Ending(state, row, extras[row % len(own)]) for row, state in enumerate(states(target, count))]
+    known = attended(target, chain, count) if hasattr(chain, "layers") else [(s, None) for s in states(target, count)]
+    return [Ending(state, row, extras[row % len(own)], place) for row, (state, place) in enumerate(known)]
+
+
+def attended(target: Target, chain: FeatureHead, count: int) -> list[tuple[torch.Tensor, Place]]:
+    """States behind texts of one to four tokens, in slots of their own."""
+    cache = chain.make_cache(count, 16)
+    segments = [Segment(row, 0, 1 + row % 4) for row in range(count)]
+    following = [token % 7 for row, segment in enumerate(segments) for token in (*range(segment.length - 1), row)]
+    shape = (len(following), len(chain.layers), target.hidden_size)
+    features = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    ends = itertools.accumulate(segment.length for segment in segments)
+    found = chain.extend(cache, segments, following, features)
+    return [
+        (found[end - 1], Place(cache, segment.slot, segment.length - 1))
+        for end, segment in zip(ends, segments, strict=True)
+    ]
 
 
 def drafts_of(drafts: Drafts) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
@@ -45,6 +64,11 @@ def target(request: pytest.FixtureRequest, kernels: Path) -> Target:
 
 @pytest.fixture(params=ARCHITECTURES)
 def chain(request: pytest.FixtureRequest, target: Target) -> ChainHead:
+    return make_chain(random_head(target, request.param), target)
+
+
+@pytest.fixture(params=STATE_ARCHITECTURES)
+def state_chain(request: pytest.FixtureRequest, target: Target) -> ChainHead:
     return make_chain(random_head(target, request.param), target)
 
 
@@ -124,15 +148,16 @@ def test_all_drafts_end_where_another_step_is_not_worth_it(chain: ChainHead, tar
 
 
 def test_a_state_that_is_no_number_drafts_nothing(chain: ChainHead, target: Target) -> None:
-    bad = torch.full((target.hidden_size,), float("nan"))
+    good, bad = endings(target, chain, 2)
+    bad = replace(bad, state=torch.full_like(bad.state, float("nan")))
 
-    drafts = chain.draft([Ending(states(target, 1)[0], 0), Ending(bad, 0)], Reach(2, 1e-6))
+    drafts = chain.draft([good, bad], Reach(2, 1e-6))
 
     assert [len(tokens) for tokens in drafts.tokens] == [2, 0]
 
 
-def test_a_drafter_asks_for_what_it_knows_and_cuts_to_each_limit(chain: ChainHead, target: Target) -> None:
-    drafter = HeadDrafter(chain)
+def test_a_drafter_asks_for_what_it_knows_and_cuts_to_each_limit(state_chain: ChainHead, target: Target) -> None:
+    drafter = HeadDrafter(state_chain)
     for name in "abc":
         drafter.begin(Request(name, (1, 2, 3)))
     for name, state in zip("ab", states(target, 2), strict=True):
@@ -144,7 +169,9 @@ def test_a_drafter_asks_for_what_it_knows_and_cuts_to_each_limit(chain: ChainHea
     assert all(len(draft.tokens) == len(draft.evidence) == len(draft.sources) for draft in drafts.values())
 
 
-def test_a_drafter_prepares_a_prompts_own_tokens_once_and_tells_how_far_to_go(chain: ChainHead, target: Target) -> None:
+def test_a_drafter_prepares_a_prompts_own_tokens_once_and_tells_how_far_to_go(
+    state_chain: ChainHead, target: Target
+) -> None:
     asked: list[tuple[Sequence[Ending], Reach]] = []
     prepared: list[tuple[int, ...]] = []
 
@@ -170,8 +197,8 @@ def test_a_drafter_prepares_a_prompts_own_tokens_once_and_tells_how_far_to_go(ch
     assert [reach.step_price for _, reach in asked] == [0.0, 0.2, 0.2], "a step took a second, twice a tenth of a token"
 
 
-def test_a_drafter_without_hidden_states_says_so(chain: ChainHead) -> None:
-    drafter = HeadDrafter(chain)
+def test_a_drafter_without_hidden_states_says_so(state_chain: ChainHead) -> None:
+    drafter = HeadDrafter(state_chain)
     drafter.begin(Request("a", (1,)))
     with pytest.raises(ValueError, match="hidden states"):
         drafter.observe("a", [1], None)
