@@ -32,7 +32,7 @@ def head() -> None:
 
     A head is a small network that proposes the target's next tokens from its hidden states. The default model's ships with
     ragspec; for another model, or for your own corpus, train one. RAGSPEC_HEAD chooses which one a worker uses. A published
-    EAGLE-3 head, a folder with config.json and model.safetensors, can be used as it is, but not trained.
+    EAGLE-3 head, a folder with config.json and model.safetensors, can be used as it is.
 
     \b
     Example:
@@ -160,9 +160,7 @@ def _keep_job(settings: Settings, target: Target, out: Path, job: str, window: i
 @head.command()
 @click.argument("data", type=_FOLDER)
 @click.argument("out", type=_FOLDER)
-@click.option(
-    "--architecture", default="recurrent", show_default=True, help="recurrent or mlp; attention heads are only read."
-)
+@click.option("--architecture", default="recurrent", show_default=True, help="recurrent, mlp or attention.")
 @click.option("--inner", type=click.IntRange(min=16), default=1536, show_default=True, help="Width of its layer.")
 @click.option("--draft-tokens", type=click.IntRange(min=1), default=8192, show_default=True, help="Draft vocabulary.")
 @click.option("--depth", type=click.IntRange(1, 16), default=4, show_default=True, help="Tokens ahead.")

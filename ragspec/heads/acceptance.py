@@ -10,10 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ragspec.heads.architecture import StateHead
-from ragspec.heads.batches import Positions, positions
+from ragspec.heads.batches import Positions
 from ragspec.heads.store import read_answers
-from ragspec.heads.walk import FrozenRows, walk
+from ragspec.heads.walk import Walker
 
 
 @dataclass
@@ -48,18 +47,16 @@ class HeadAcceptance:
 
 
 @torch.inference_mode()
-def measure(
-    head: StateHead, frozen: FrozenRows, files: Iterable[Path], depth: int, batch: int = 2048
-) -> HeadAcceptance:
+def measure(walker: Walker, files: Iterable[Path], depth: int, batch: int = 2048) -> HeadAcceptance:
     """Walk the answers held back, as the engine would with the head alone and `depth` draft tokens a step."""
     found = HeadAcceptance([0] * depth, [0] * depth)
     for path in files:
         answers = read_answers(path)
-        held = positions(answers, held_back=True)
+        held = walker.positions(answers, held_back=True)
         lengths = torch.zeros(len(answers.tokens), dtype=torch.long)
         for part in held.split(batch):
-            with torch.autocast(frozen.output.device.type, torch.bfloat16):
-                lengths[part.places] = _accepted_lengths(head, frozen, part, depth, found)
+            with torch.autocast(walker.device.type, torch.bfloat16):
+                lengths[part.places] = _accepted_lengths(walker, part, depth, found)
         starts, accepted = answers.starts.tolist(), lengths.tolist()
         for number in answers.held_back.nonzero()[:, 0].tolist():
             start, end, kind = starts[number], starts[number + 1] - 1, answers.kinds[number]
@@ -77,11 +74,9 @@ def _steps(accepted: Sequence[int]) -> int:
     return steps
 
 
-def _accepted_lengths(
-    head: StateHead, frozen: FrozenRows, part: Positions, depth: int, found: HeadAcceptance
-) -> Tensor:
+def _accepted_lengths(walker: Walker, part: Positions, depth: int, found: HeadAcceptance) -> Tensor:
     lengths = torch.zeros(len(part.places), dtype=torch.long)
-    for place, at in enumerate(walk(head, frozen, part, depth)):
+    for place, at in enumerate(walker.walk(part, depth)):
         found.tested[place] += len(at.rows)
         found.accepted[place] += int(at.accepted.sum())
         lengths[at.rows] += at.accepted

@@ -93,20 +93,11 @@ def make_head(architecture: str, shape: HeadShape) -> Head:
         InputError: no such architecture.
         ValueError: the shape lacks what the architecture needs.
     """
-    return find_architecture(architecture)(shape)
-
-
-def find_architecture(name: str) -> type[Head]:
-    """An architecture by its name.
-
-    Raises:
-        InputError: no such architecture.
-    """
     known = architectures()
-    if name not in known:
-        msg = f"There is no head architecture {name!r}."
+    if architecture not in known:
+        msg = f"There is no head architecture {architecture!r}."
         raise InputError(msg, f"Choose one of {', '.join(known)}.", code="unknown_architecture")
-    return _ARCHITECTURES[name]
+    return _ARCHITECTURES[architecture](shape)
 
 
 def architectures() -> list[str]:

@@ -82,13 +82,25 @@ class AttentionHead(Head):
         Returns:
             [n, width].
         """
-        layer = self.layer
-        parts = self._by_head(self.qkv(self._seen(state, embedded)))
-        turning, values = parts[:, : layer.heads + layer.key_heads], parts[:, layer.heads + layer.key_heads :]
-        turned = self._turns.turn(turning, plan.positions)
+        queries, keys, values = self.project(state, embedded, plan.positions)
         with attending(plan):
-            mixed, _ = ragged_attention(self, turned[:, : layer.heads], turned[:, layer.heads :], values, None)
-        state = state + self.out(mixed[0].flatten(1))
+            mixed, _ = ragged_attention(self, queries, keys, values, None)
+        return self.settle(state, mixed[0].flatten(1))
+
+    def project(self, state: Tensor, embedded: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What positions ask, and what they leave in the cache; see `keys_and_values`.
+
+        Returns:
+            Queries [1, heads, n, head_dim], keys and values [1, key_heads, n, head_dim] each.
+        """
+        turning, both = self.layer.heads, self.layer.heads + self.layer.key_heads
+        parts = self._by_head(self.qkv(self._seen(state, embedded)))
+        turned = self._turns.turn(parts[:, :both], positions)
+        return turned[:, :turning], turned[:, turning:], parts[:, both:]
+
+    def settle(self, state: Tensor, mixed: Tensor) -> Tensor:
+        """The state after attention, [n, width], given what that mixed, [n, heads * head_dim]."""
+        state = state + self.out(mixed)
         gate, up = self.gate_up(self.inner_norm(state)).chunk(2, -1)
         changed: Tensor = state + self.down(functional.silu(gate) * up)
         return changed

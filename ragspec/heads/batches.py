@@ -38,6 +38,44 @@ class Positions:
             yield Positions(self.answers, self.places[start : start + size], self.ahead[start : start + size])
 
 
+class WholeAnswers(Positions):
+    """The same, where the places of an answer stay together and in order: a head that attends takes in its text once."""
+
+    __slots__ = ()
+
+    def shuffled(self, generator: torch.Generator) -> WholeAnswers:
+        """The answers in a random order."""
+        runs = self._runs()
+        drawn = torch.randperm(len(runs), generator=generator).tolist()
+        order = torch.cat([torch.zeros(0, dtype=torch.long), *(runs[i] for i in drawn)])
+        return WholeAnswers(self.answers, self.places[order], self.ahead[order])
+
+    def split(self, size: int) -> Iterator[WholeAnswers]:
+        """Batches of as many answers as it takes to `size` places, the last perhaps smaller."""
+        batch: list[Tensor] = []
+        runs = self._runs()
+        for number, run in enumerate(runs, 1):
+            batch.append(run)
+            if sum(map(len, batch)) >= size or number == len(runs):
+                order = torch.cat(batch)
+                yield WholeAnswers(self.answers, self.places[order], self.ahead[order])
+                batch = []
+
+    def each(self) -> list[tuple[int, Tensor]]:
+        """The number of each answer, and the rows of its places in order."""
+        runs = self._runs()
+        firsts = torch.stack([self.places[run[0]] for run in runs]) if runs else self.places
+        numbers = torch.searchsorted(self.answers.starts, firsts, right=True) - 1
+        return list(zip(numbers.tolist(), runs, strict=True))
+
+    def _runs(self) -> list[Tensor]:
+        # The last token of an answer is no place, so the next answer's first is never the one behind.
+        if not len(self.places):
+            return []
+        breaks = (self.places.diff() != 1).nonzero()[:, 0] + 1
+        return list(torch.arange(len(self.places)).tensor_split(breaks))
+
+
 def positions(answers: Answers, *, held_back: bool) -> Positions:
     """Every place that a draft can begin behind, in the answers to train on or in those held back."""
     starts = answers.starts.tolist()

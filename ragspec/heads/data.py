@@ -155,7 +155,15 @@ def _run(
 def _add(writer: AnswerWriter, recording: Recording, prompt: str) -> str:
     """Write an answer; returns its kind."""
     name = PromptName.parse(recording.request_id)
-    writer.add(name.kind, name.key, recording.tokens, recording.hidden, prompt=prompt, text=recording.text)
+    writer.add(
+        name.kind,
+        name.key,
+        recording.tokens,
+        recording.hidden,
+        prompt=prompt,
+        prompt_tokens=recording.prompt,
+        text=recording.text,
+    )
     return name.kind
 
 

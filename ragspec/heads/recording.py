@@ -20,12 +20,14 @@ class Recording:
 
     Attributes:
         request_id: whose.
+        prompt: what was answered.
         text: the answer.
         tokens: [n].
         hidden: the target's final hidden states, [n, hidden]: row i gave `tokens[i]`.
     """
 
     request_id: str
+    prompt: tuple[int, ...]
     text: str
     tokens: tuple[int, ...]
     hidden: Tensor
@@ -81,6 +83,7 @@ def record(target: Target, requests: Iterable[Request], *, batch: int, window: i
     recorder = HiddenRecorder()
     engine = Engine(target, max_batch=batch, context_window=window, max_draft=1, drafters=[recorder])
     waiting = iter(requests)
+    prompts: dict[str, tuple[int, ...]] = {}
     exhausted = False
     while True:
         while not exhausted and engine.running + engine.waiting < batch + batch // 4:
@@ -89,10 +92,11 @@ def record(target: Target, requests: Iterable[Request], *, batch: int, window: i
                 exhausted = True
             elif len(request.prompt) < engine.window:
                 engine.add(request)
+                prompts[request.id] = tuple(request.prompt)
         if exhausted and not engine.has_work:
             return
         for done in engine.step():
-            hidden = recorder.fetch(done.request_id)
+            hidden, prompt = recorder.fetch(done.request_id), prompts.pop(done.request_id)
             # Fewer states than tokens: the recorder failed on the way, and the panel took it out.
             if hidden is not None and len(hidden) == done.completion_tokens and done.finish_reason != "error":
-                yield Recording(done.request_id, done.text, done.acceptance.token_ids, hidden)
+                yield Recording(done.request_id, prompt, done.text, done.acceptance.token_ids, hidden)

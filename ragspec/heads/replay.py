@@ -13,7 +13,7 @@ from ragspec.decoding.target import Target
 from ragspec.heads.recording import Recording
 
 #: Tokens of a forward pass at most: a prompt in one pass would need room for the scores of all its tokens at once.
-_CHUNK = 512
+CHUNK = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,11 @@ def replay(target: Target, answers: Iterable[Written], window: int) -> Iterator[
         first = len(answer.prompt) - 1  # the row that chose the answer's first token
         known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(held, text[:first], strict=False)))
         states = []
-        for start in range(known, len(text), _CHUNK):
-            fed = text[start : start + _CHUNK]
+        for start in range(known, len(text), CHUNK):
+            fed = text[start : start + CHUNK]
             rows = list(range(max(0, first - start), len(fed)))
             output = target.forward(cache, [Segment(0, start, len(fed))], list(fed), rows, hidden=True)
             if output.hidden is not None and rows:
                 states.append(output.hidden.to(torch.bfloat16, copy=True).cpu())
         held = text
-        yield Recording(answer.request_id, answer.text, answer.tokens, torch.cat(states))
+        yield Recording(answer.request_id, answer.prompt, answer.text, answer.tokens, torch.cat(states))

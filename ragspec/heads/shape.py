@@ -70,7 +70,12 @@ class AttentionShape:
 
 def feature_layers(shape: AttentionShape, depth: int) -> tuple[int, ...]:
     """The layers whose inputs a head reads in a target of `depth` layers; EAGLE-3's own choice where the head names none."""
-    return shape.layers or (2, depth // 2, depth - 3)
+    return shape.layers or eagle3_layers(depth)
+
+
+def eagle3_layers(depth: int) -> tuple[int, int, int]:
+    """A low, a middle and a high layer, as EAGLE-3 chooses them; the least targets have what there is."""
+    return min(2, depth), depth // 2, max(0, depth - 3)
 
 
 @dataclass(frozen=True, slots=True)

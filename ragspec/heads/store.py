@@ -52,6 +52,8 @@ class Answers:
         starts: where each answer begins, and at last n, [answers + 1].
         held_back: whether each is measured on and never trained on, [answers].
         kinds: what kind of prompt each answers.
+        prompts: their tokens, one prompt after another; none where they were not recorded.
+        prompt_starts: where each prompt begins, and at last where they end, [answers + 1].
     """
 
     tokens: Tensor
@@ -59,10 +61,17 @@ class Answers:
     starts: Tensor
     held_back: Tensor
     kinds: tuple[str, ...]
+    prompts: Tensor
+    prompt_starts: Tensor
 
     def __len__(self) -> int:
         """Answers."""
         return len(self.starts) - 1
+
+    def prompt(self, number: int) -> Tensor:
+        """The prompt of an answer, [n]."""
+        start, end = self.prompt_starts[number : number + 2].tolist()
+        return self.prompts[start:end]
 
 
 class AnswerWriter:
@@ -93,6 +102,8 @@ class AnswerWriter:
         self._kinds: list[str] = []
         self._answered = _read_answered(folder)
         self._gathered: dict[str, str] = {}
+        self._prompts: list[int] = []
+        self._prompt_starts: list[int] = []
         self.written = 0
 
     def __enter__(self) -> Self:
@@ -107,7 +118,17 @@ class AnswerWriter:
         """The answer that a prompt has in the folder by now, or None; `prompt` as in `add`."""
         return self._answered.get(prompt)
 
-    def add(self, kind: str, key: str, tokens: Sequence[int], hidden: Tensor, *, prompt: str, text: str) -> None:
+    def add(
+        self,
+        kind: str,
+        key: str,
+        tokens: Sequence[int],
+        hidden: Tensor,
+        *,
+        prompt: str,
+        prompt_tokens: Sequence[int],
+        text: str,
+    ) -> None:
         """One answer.
 
         Args:
@@ -117,6 +138,7 @@ class AnswerWriter:
             tokens: [n].
             hidden: [n, hidden].
             prompt: what was asked: equal for equal prompts.
+            prompt_tokens: [m].
             text: the answer's.
         """
         if len(hidden) != len(tokens):
@@ -128,6 +150,8 @@ class AnswerWriter:
         self._held_back.append(is_held_back(key))
         self._kinds.append(kind)
         self._answered[prompt] = self._gathered[prompt] = text
+        self._prompt_starts.append(len(self._prompts))
+        self._prompts += prompt_tokens
         self.written += len(tokens)
         if len(self._tokens) >= SHARD_TOKENS:
             self.flush()
@@ -143,12 +167,14 @@ class AnswerWriter:
             "hidden": torch.cat(self._hidden),
             "starts": torch.tensor([*self._starts, len(self._tokens)]),
             "held_back": torch.tensor(self._held_back),
+            "prompts": torch.tensor(self._prompts, dtype=torch.int32),
+            "prompt_starts": torch.tensor([*self._prompt_starts, len(self._prompts)]),
         }
         metadata = {"kinds": json.dumps(self._kinds), _ANSWERED: json.dumps(self._gathered)}
         save_file(tensors, path.with_suffix(".part"), metadata=metadata)
         path.with_suffix(".part").replace(path)
         self._tokens, self._hidden, self._starts, self._held_back, self._kinds = [], [], [], [], []
-        self._gathered = {}
+        self._prompts, self._prompt_starts, self._gathered = [], [], {}
 
 
 def is_held_back(key: str) -> bool:
@@ -196,4 +222,7 @@ def read_answers(path: Path) -> Answers:
     with safe_open(path, framework="pt") as file:
         kinds = tuple(json.loads(file.metadata()["kinds"]))
         tokens, hidden, starts, held = (file.get_tensor(name) for name in ("tokens", "hidden", "starts", "held_back"))
-        return Answers(tokens, hidden, starts, held, kinds)
+        recorded = "prompts" in file.keys()  # noqa: SIM118 - the file is no mapping
+        prompts = file.get_tensor("prompts") if recorded else tokens[:0]
+        prompt_starts = file.get_tensor("prompt_starts") if recorded else torch.zeros_like(starts)
+        return Answers(tokens, hidden, starts, held, kinds, prompts, prompt_starts)

@@ -20,13 +20,14 @@ from ragspec import __version__
 from ragspec.decoding.target import Target
 from ragspec.errors import InputError
 from ragspec.heads.acceptance import HeadAcceptance, measure
-from ragspec.heads.architecture import StateHead, find_architecture
-from ragspec.heads.batches import Positions, draft_vocabulary, positions
+from ragspec.heads.architecture import Head, make_head
+from ragspec.heads.batches import Positions, draft_vocabulary
 from ragspec.heads.card import CARD, HeadCard, read_head_card
 from ragspec.heads.checkpoint import head_identity, load_head, misfit, model_of, save_head
-from ragspec.heads.shape import HeadShape
+from ragspec.heads.shape import ATTENTION, AttentionShape, HeadShape, eagle3_layers
 from ragspec.heads.store import answer_files, read_answers, read_card
-from ragspec.heads.walk import FrozenRows, Place, frozen_rows, walk
+from ragspec.heads.walk import Place, Walker
+from ragspec.heads.walking import make_walker
 
 Loss = Literal["kl", "acceptance"]
 
@@ -36,6 +37,8 @@ _STATE, LOG = "training.safetensors", "log.jsonl"
 _WARM_UP = 100
 #: Of the learning rate at the end.
 _LEAST_RATE = 0.05
+#: Width of an attention head's queries and keys, where it divides that of the states.
+_HEAD_DIM = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,9 @@ def train(
         What the best head reached on the answers held back.
 
     Raises:
-        InputError: too little data, or of another target (codes `no_head_data`, `other_target`); `start` is of another target;
+        InputError: too little data, or of another target (codes `no_head_data`, `other_target`), or without the prompts that
+            the architecture needs (`no_head_data`), or a target that does not give it what it reads (`bad_option`);
+            `start` is of another target;
             `folder` holds a run of another recipe or other data (code `other_recipe`); the loss grew beyond all numbers
             (`diverged`).
     """
@@ -156,32 +161,29 @@ def train(
         "start": origin,
     }
     head = head.to(target.device)
-    return _Run(target, head, frozen_rows(target, head), files, folder, recipe, progress).finish(training)
+    return _Run(target, make_walker(head, target), files, folder, recipe, progress).finish(training)
 
 
-def _new_head(target: Target, files: list[Path], recipe: Recipe) -> StateHead:
+def _new_head(target: Target, files: list[Path], recipe: Recipe) -> Head:
     chosen = draft_vocabulary(files, recipe.draft_tokens, target.vocabulary)
-    architecture = find_architecture(recipe.architecture)
-    if not issubclass(architecture, StateHead):
-        raise _untrainable(recipe.architecture)
-    return architecture(HeadShape(target.hidden_size, recipe.inner, chosen, recipe.depth))
+    attention = None
+    if recipe.architecture == ATTENTION:
+        if not target.layers:
+            msg = (
+                "An attention head reads the states between the target's layers, and of this target they cannot be had."
+            )
+            raise InputError(msg, "Train another architecture.", code="bad_option")
+        # The widest heads that divide the states, each with keys of its own.
+        dim = math.gcd(target.hidden_size, _HEAD_DIM)
+        heads = target.hidden_size // dim
+        attention = AttentionShape(heads, heads, dim, target.hidden_size, eagle3_layers(target.layers))
+    shape = HeadShape(target.hidden_size, recipe.inner, chosen, recipe.depth, attention=attention)
+    return make_head(recipe.architecture, shape)
 
 
-def _load(folder: Path) -> tuple[StateHead, HeadCard]:
-    head, card = load_head(folder)
-    if not isinstance(head, StateHead):
-        raise _untrainable(head.architecture)
-    return head, card
-
-
-def _untrainable(architecture: str) -> InputError:
-    msg = f"A head of the architecture {architecture!r} cannot be trained: recorded answers lack the features that it reads."
-    return InputError(msg, "Choose recurrent or mlp.", code="bad_option")
-
-
-def _started(target: Target, start: Path, recipe: Recipe) -> tuple[StateHead, Recipe]:
+def _started(target: Target, start: Path, recipe: Recipe) -> tuple[Head, Recipe]:
     """A head to go on from, and the recipe with its shape."""
-    head, card = _load(start)
+    head, card = load_head(start)
     if reason := misfit(card, target):
         msg = f"The head in {start} does not fit the target: {reason}."
         raise InputError(msg, "Go on from a head of this target.", code="other_target")
@@ -200,20 +202,20 @@ class _Run:
     def __init__(
         self,
         target: Target,
-        head: StateHead,
-        frozen: FrozenRows,
+        walker: Walker,
         files: list[Path],
         folder: Path,
         recipe: Recipe,
         progress: Callable[[Progress], None] | None,
     ) -> None:
-        self._target, self._head, self._frozen, self._files = target, head, frozen, files
+        self._target, self._walker, self._head, self._files = target, walker, walker.head, files
         self._folder, self._recipe, self._progress = folder, recipe, progress
         self._optimizer = torch.optim.AdamW(
-            head.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay, betas=(0.9, 0.95)
+            self._head.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay, betas=(0.9, 0.95)
         )
         learnt, held = (
-            [len(positions(read_answers(path), held_back=back).places) for path in files] for back in (False, True)
+            [len(walker.positions(read_answers(path), held_back=back).places) for path in files]
+            for back in (False, True)
         )
         if not (any(learnt) and any(held)):
             msg = f"{files[0].parent} holds too few answers: some must be trained on and some held back."
@@ -232,7 +234,7 @@ class _Run:
             for batch in self._batches(epoch):
                 self._learn(batch)
                 self._tell(epoch)
-            found = measure(self._head, self._frozen, self._files, self._recipe.depth)
+            found = measure(self._walker, self._files, self._recipe.depth)
             self._tell(epoch, found)
             epoch += 1
             if found.mean_acceptance_length > best and math.isfinite(self._loss):
@@ -245,14 +247,14 @@ class _Run:
             msg = "The loss is no number any more."
             raise InputError(msg, "Lower the learning rate.", code="diverged")
         if reached is None:
-            head, _ = _load(self._folder)
-            reached = measure(head, frozen_rows(self._target, head), self._files, self._recipe.depth)
+            head, _ = load_head(self._folder)
+            reached = measure(make_walker(head, self._target), self._files, self._recipe.depth)
         return reached
 
     def _batches(self, epoch: int) -> Iterator[Positions]:
         generator = torch.Generator().manual_seed(self._recipe.seed * 1000 + epoch)
         for number in torch.randperm(len(self._files), generator=generator).tolist():
-            places = positions(read_answers(self._files[number]), held_back=False)
+            places = self._walker.positions(read_answers(self._files[number]), held_back=False)
             yield from places.shuffled(generator).split(self._recipe.batch)
 
     def _learn(self, batch: Positions) -> None:
@@ -260,7 +262,7 @@ class _Run:
             group["lr"] = self._recipe.learning_rate * self._rate()
         total = torch.zeros(())
         with torch.autocast(self._target.device.type, torch.bfloat16):
-            for number, place in enumerate(walk(self._head, self._frozen, batch, self._recipe.depth)):
+            for number, place in enumerate(self._walker.walk(batch, self._recipe.depth)):
                 weight = self._recipe.step_weight**number / len(batch.places)
                 total = total + weight * _loss(self._recipe.loss, place)
         self._optimizer.zero_grad(set_to_none=True)
@@ -308,6 +310,7 @@ class _Run:
             inner=shape.inner,
             depth=shape.depth,
             epsilon=shape.epsilon,
+            attention=None if shape.attention is None else asdict(shape.attention),
             training={**training, "epochs": epochs, "version": __version__},
             measured={
                 "acceptance_by_place": [round(rate, 4) for rate in found.by_place],

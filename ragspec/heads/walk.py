@@ -1,16 +1,18 @@
-"""A head beside what the target wrote: the one computation that training and measuring share."""
+"""A head beside what the target wrote: what training and measuring share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ragspec.decoding.target import Target
-from ragspec.heads.architecture import StateHead
-from ragspec.heads.batches import Positions
+from ragspec.heads.architecture import Head, StateHead
+from ragspec.heads.batches import Positions, positions
+from ragspec.heads.store import Answers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +30,7 @@ class FrozenRows:
     tokens: Tensor
 
 
-def frozen_rows(target: Target, head: StateHead, dtype: torch.dtype = torch.bfloat16) -> FrozenRows:
+def frozen_rows(target: Target, head: Head, dtype: torch.dtype = torch.bfloat16) -> FrozenRows:
     """Copies of the target's rows, for a head."""
     draft_tokens = head.shape.draft_tokens
     return FrozenRows(
@@ -54,33 +56,92 @@ class Place:
     expected: Tensor
     accepted: Tensor
 
+    def alive(self, batch: Positions, place: int) -> Tensor:
+        """Of the rows, whether the draft goes on to the next place, [m]."""
+        return self.accepted & (batch.ahead[self.rows] > place + 1)
 
-def walk(head: StateHead, frozen: FrozenRows, batch: Positions, depth: int) -> Iterator[Place]:
-    """Draft behind each position, place by place, for as long as the draft would stand.
 
-    What a head says behind a wrong token is never emitted, so nothing is asked of it there. And as long as it is right its own
-    tokens are the target's, so here, unlike with a head that reads its own features, training on the target's tokens is the
-    training-time test of EAGLE-3 (arXiv 2503.01840): states are the head's own from the second place on.
+def judged(frozen: FrozenRows, batch: Positions, rows: Tensor, place: int, scores: Tensor) -> Place:
+    """What a head says at a place of its drafts beside what the target wrote there.
+
+    Args:
+        frozen: the target's rows.
+        batch: where the drafts began.
+        rows: which of them got here, [m].
+        place: how many tokens were drafted before.
+        scores: the head's logits, [m, draft vocabulary].
+    """
+    answers, written = batch.answers, batch.places[rows] + place + 1
+    with torch.no_grad():
+        expected = answers.hidden[written].to(frozen.output) @ frozen.output.T
+        accepted = frozen.tokens[scores.argmax(-1)].cpu() == answers.tokens[written]
+    return Place(rows, scores, expected, accepted)
+
+
+class Walker(Protocol):
+    """Leads a head along what the target wrote."""
+
+    @property
+    def head(self) -> Head:
+        """Whom."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is done."""
+        ...
+
+    def positions(self, answers: Answers, *, held_back: bool) -> Positions:
+        """Every place that a draft can begin behind, in the answers to train on or in those held back; see `positions`.
+
+        Raises:
+            InputError: the answers lack what the head reads (code `no_head_data`).
+        """
+        ...
+
+    def walk(self, batch: Positions, depth: int) -> Iterator[Place]:
+        """Draft behind each position, place by place, for as long as the draft would stand.
+
+        What a head says behind a wrong token is never emitted, so nothing is asked of it there. And as long as it is right its
+        own tokens are the target's, so training on the target's tokens is the training-time test of EAGLE-3 (arXiv 2503.01840):
+        states are the head's own from the second place on.
+
+        Args:
+            batch: where from; it came out of `positions`.
+            depth: most places.
+        """
+        ...
+
+
+class StateWalker:
+    """Of a head that walks from the final state alone.
 
     Args:
         head: drafts.
-        frozen: the target's rows.
-        batch: where from.
-        depth: most places.
+        target: whose rows it borrows.
     """
-    tokens, hidden = batch.answers.tokens, batch.answers.hidden
-    device, dtype = frozen.output.device, frozen.output.dtype
-    rows = torch.arange(len(batch.places))
-    state = hidden[batch.places].to(device, dtype)
-    for place in range(depth):
-        here = batch.places[rows] + place
-        state = head.advance(state, frozen.embedding[tokens[here].to(device, torch.long)], place)
-        scores = head.features(state, place) @ frozen.output.T
-        with torch.no_grad():
-            expected = hidden[here + 1].to(device, dtype) @ frozen.output.T
-            accepted = frozen.tokens[scores.argmax(-1)].cpu() == tokens[here + 1]
-        yield Place(rows, scores, expected, accepted)
-        alive = accepted & (batch.ahead[rows] > place + 1)
-        rows, state = rows[alive], state[alive.to(device)]
-        if not len(rows):
-            return
+
+    def __init__(self, head: StateHead, target: Target) -> None:
+        self.head = head
+        self.device = target.device
+        self._frozen = frozen_rows(target, head)
+
+    def positions(self, answers: Answers, *, held_back: bool) -> Positions:
+        """See `Walker`."""
+        return positions(answers, held_back=held_back)
+
+    def walk(self, batch: Positions, depth: int) -> Iterator[Place]:
+        """See `Walker`."""
+        tokens, hidden = batch.answers.tokens, batch.answers.hidden
+        output, embedding = self._frozen.output, self._frozen.embedding
+        rows = torch.arange(len(batch.places))
+        state = hidden[batch.places].to(output)
+        for place in range(depth):
+            here = batch.places[rows] + place
+            state = self.head.advance(state, embedding[tokens[here].to(self.device, torch.long)], place)
+            at = judged(self._frozen, batch, rows, place, self.head.features(state, place) @ output.T)
+            yield at
+            alive = at.alive(batch, place)
+            rows, state = rows[alive], state[alive.to(self.device)]
+            if not len(rows):
+                return

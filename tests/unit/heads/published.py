@@ -99,7 +99,12 @@ class Reference:
         self._tokens = (torch.arange(len(offsets)) + offsets.long()).tolist()
 
     def draft(
-        self, text: Sequence[int], steps: int, own: Sequence[int] = (), behind: dict[int, int] | None = None
+        self,
+        text: Sequence[int],
+        steps: int,
+        own: Sequence[int] = (),
+        behind: dict[int, int] | None = None,
+        instead: Sequence[int] = (),
     ) -> tuple[list[int], list[float]]:
         """The likeliest tokens behind a text whose last token the target has not computed, and their probabilities.
 
@@ -108,6 +113,7 @@ class Reference:
             steps: tokens of the draft.
             own: tokens that may be drafted besides, where output rows are borrowed.
             behind: positions that have been computed with another token behind them than the text's.
+            instead: tokens to go on with in place of those drafted.
         """
         states = list(self._features(text[:-1]) @ self._weights["fc.weight"].T)
         following = [(behind or {}).get(position, token) for position, token in enumerate(text[1:])]
@@ -121,7 +127,7 @@ class Reference:
             best = int(scores.argmax())
             drafted.append(tokens[best])
             sure.append(float(scores.softmax(-1)[best]))
-            following.append(drafted[-1])
+            following.append(instead[len(drafted) - 1] if instead else drafted[-1])
         return drafted, sure
 
     def _output(self, tokens: Sequence[int]) -> Tensor:

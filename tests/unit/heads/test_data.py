@@ -35,7 +35,10 @@ def test_answers_about_one_thing_are_held_back_together(data: Path, tmp_path: Pa
     with AnswerWriter(tmp_path, read_card(data)) as writer:
         for number in range(400):
             for kind in ("rag", "qa"):
-                writer.add(kind, f"thing {number}", [1, 2], torch.zeros(2, 16), prompt=f"{kind} {number}", text="a b")
+                prompt = f"{kind} {number}"
+                writer.add(
+                    kind, f"thing {number}", [1, 2], torch.zeros(2, 16), prompt=prompt, prompt_tokens=[5], text="a b"
+                )
     held = read_answers(answer_files(tmp_path)[0]).held_back
 
     assert held[::2].equal(held[1::2])
@@ -44,7 +47,7 @@ def test_answers_about_one_thing_are_held_back_together(data: Path, tmp_path: Pa
 
 def test_what_was_gathered_is_written_whatever_ends_it(data: Path, tmp_path: Path) -> None:
     def add_and_stop(writer: AnswerWriter) -> None:
-        writer.add("rag", "a thing", [1, 2], torch.zeros(2, 16), prompt="what?", text="a b")
+        writer.add("rag", "a thing", [1, 2], torch.zeros(2, 16), prompt="what?", prompt_tokens=[5], text="a b")
         raise KeyboardInterrupt
 
     for _ in range(2):
@@ -161,5 +164,5 @@ def test_where_there_is_nothing_to_answer_nobody_hears_that_it_is_answered(numbe
 def test_states_that_are_not_the_tokens_are_refused(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="1 states for 2 tokens"):
         AnswerWriter(tmp_path, read_card(data)).add(
-            "rag", "a thing", [1, 2], torch.zeros(1, 16), prompt="what?", text="a b"
+            "rag", "a thing", [1, 2], torch.zeros(1, 16), prompt="what?", prompt_tokens=[5], text="a b"
         )

@@ -19,13 +19,10 @@ from ragspec.errors import InputError, RagspecError, SettingsError
 from ragspec.heads.architecture import make_head
 from ragspec.heads.card import CARD, HeadCard, read_head_card
 from ragspec.heads.checkpoint import load_head, save_head
-from ragspec.heads.data import write_answers
 from ragspec.heads.loading import load_head_drafter
 from ragspec.heads.shape import AttentionShape, HeadShape
-from ragspec.heads.training import Recipe, train
 from tests import tiny
 from tests.unit.heads import published
-from tests.unit.heads.recorded import WINDOW, requests
 
 
 def write(folder: Path, **changes: Any) -> Path:
@@ -262,15 +259,6 @@ def test_numbers_of_attention_belong_to_attention_heads(changes: dict[str, objec
     with pytest.raises(InputError, match="attention=") as caught:
         read_head_card(tmp_path)
     assert caught.value.error_code == "bad_head"
-
-
-def test_attention_heads_are_not_trained(tmp_path: Path) -> None:
-    target = tiny.target()
-    write_answers(target, tmp_path / "data", requests(8), source="a test", window=WINDOW)
-    with pytest.raises(InputError, match="'attention' cannot be trained"):
-        train(target, tmp_path / "data", tmp_path / "out", Recipe(architecture="attention"))
-    with pytest.raises(InputError, match="'attention' cannot be trained"):
-        train(target, tmp_path / "data", tmp_path / "out", Recipe(), start=write(tmp_path / "head"))
 
 
 def test_the_verbs_take_a_published_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

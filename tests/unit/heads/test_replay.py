@@ -42,7 +42,7 @@ def test_reading_gives_the_states_that_writing_gave(
     precision: str, chunk: int, kernels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever was read before, and however the prompt is cut."""
-    monkeypatch.setattr(replaying, "_CHUNK", chunk)
+    monkeypatch.setattr(replaying, "CHUNK", chunk)
     target: Target = tiny.int8(kernels) if precision == "int8" else tiny.smallest()
     pairs = recorded(target)
     assert len(pairs) == 12
@@ -51,7 +51,8 @@ def test_reading_gives_the_states_that_writing_gave(
     read = list(replay(target, [Written(r.id, r.prompt, one.tokens, one.text) for r, one in pairs], WINDOW))
 
     for (_, expected), found in zip(pairs, read, strict=True):
-        assert (found.request_id, found.tokens, found.text) == (expected.request_id, expected.tokens, expected.text)
+        assert (found.request_id, found.prompt) == (expected.request_id, expected.prompt)
+        assert (found.tokens, found.text) == (expected.tokens, expected.text)
         if precision == "int8":
             assert torch.equal(found.hidden, expected.hidden)
         else:
@@ -114,4 +115,6 @@ def test_a_jobs_answers_are_kept_once(tmp_path: Path) -> None:
     assert first == sum(len(one.tokens) for one in written)
     assert write_job_answers(target, tmp_path, written, source="a test", window=WINDOW) == 0
     (path,) = answer_files(tmp_path)
-    assert read_answers(path).tokens.tolist() == [token for one in written for token in one.tokens]
+    answers = read_answers(path)
+    assert answers.tokens.tolist() == [token for one in written for token in one.tokens]
+    assert [tuple(answers.prompt(number).tolist()) for number in range(len(answers))] == [one.prompt for one in written]

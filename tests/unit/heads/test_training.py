@@ -24,7 +24,7 @@ from ragspec.heads.loading import load_head_drafter, make_chain
 from ragspec.heads.report import write_report
 from ragspec.heads.store import HELD_BACK, answer_files, read_answers
 from ragspec.heads.training import LOG, Progress, Recipe, train
-from ragspec.heads.walk import frozen_rows
+from ragspec.heads.walking import make_walker
 from tests import tiny
 from tests.unit.decoding.heads import random_head
 from tests.unit.heads.recorded import ANSWERS, RECIPE, WINDOW, requests
@@ -46,8 +46,8 @@ def test_training_raises_acceptance(trained: Path, data: Path) -> None:
     target, files = tiny.smallest(), answer_files(data)
     head, card = load_head(trained)
     raw = random_head(target, "recurrent", every=1)
-    found = measure(head, frozen_rows(target, head), files, RECIPE.depth)
-    before = measure(raw, frozen_rows(target, raw), files, RECIPE.depth)
+    found = measure(make_walker(head, target), files, RECIPE.depth)
+    before = measure(make_walker(raw, target), files, RECIPE.depth)
 
     assert found.mean_acceptance_length > before.mean_acceptance_length + 0.05
     assert card.measured["mean_acceptance_length"] == pytest.approx(found.mean_acceptance_length, abs=0.02)
@@ -59,7 +59,7 @@ def test_what_is_measured_is_what_the_engine_does(trained: Path, data: Path) -> 
     head, _ = load_head(trained)
     head = head.bfloat16().float()
     held = [request for i, request in enumerate(requests(ANSWERS)) if zlib.crc32(str(i).encode()) % HELD_BACK == 0]
-    found = measure(head, frozen_rows(target, head), answer_files(data), LONGEST_DRAFT)
+    found = measure(make_walker(head, target), answer_files(data), LONGEST_DRAFT)
     # Drafts may end before their limit where a token of theirs would be the answer's last: then a step more is needed.
     engine = Engine(
         target, context_window=WINDOW, max_draft=LONGEST_DRAFT, drafters=[HeadDrafter(make_chain(head, target))]
