@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _SCORE_KEYS = ("score", "relevance_score", "similarity")
 #: What a network that fails raises; `OSError` covers ConnectionError, TimeoutError and what `requests` raises.
 _AWAY = (OSError, httpx.TransportError)
+#: HTTP statuses by which a service, or what stands before it, asks to come again (RFC 9110, RFC 6585). Any other is an answer.
+_COME_AGAIN = frozenset({429, 502, 503, 504})
 
 
 class ForeignRetriever:
@@ -83,6 +85,9 @@ def _is_away(error: BaseException) -> bool:
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:
+        status = getattr(getattr(cause, "response", None), "status_code", None)  # of `requests` and `httpx`
+        if isinstance(status, int):
+            return status in _COME_AGAIN
         if isinstance(cause, _AWAY):
             return True
         seen.append(cause)

@@ -14,6 +14,14 @@ from ragspec.corpus.foreign import load_foreign_retriever
 from ragspec.errors import RagspecError, RefusedError, ServiceUnavailableError, SettingsError
 
 
+class HTTPError(OSError):
+    """As that of `requests`: an OSError that has the response."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__("index is gone")
+        self.response = httpx.Response(status)
+
+
 class Echo(BaseRetriever):
     """Answers with the question itself, then with a document that has a name and a score."""
 
@@ -27,6 +35,8 @@ class Echo(BaseRetriever):
                 raise httpx.ReadTimeout("index is gone")
             case "wrapped":
                 raise RuntimeError("index is gone") from TimeoutError()
+            case "too long" | "overloaded" | "too fast":
+                raise HTTPError({"too long": 413, "overloaded": 503, "too fast": 429}[query])
         named = Document(id="d7", page_content="x", metadata={"score": 0.5, "source": "s.md", "title": "T", "set": {1}})
         return [Document(page_content=query), named, Document(page_content="third")]
 
@@ -70,6 +80,9 @@ def test_a_wrong_import_path_names_the_setting(name: str) -> None:
         ("reset", ServiceUnavailableError),
         ("slow", ServiceUnavailableError),
         ("wrapped", ServiceUnavailableError),
+        ("too long", RefusedError),
+        ("overloaded", ServiceUnavailableError),
+        ("too fast", ServiceUnavailableError),
     ],
 )
 def test_a_failing_retriever_has_a_code_and_says_whether_to_ask_again(question: str, kind: type[RagspecError]) -> None:

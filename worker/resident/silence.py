@@ -1,7 +1,9 @@
 """Questions that wait for a store which does not answer, by collection.
 
 While a collection is silent one question, the oldest, asks for all that wait for it, ever more rarely. So the retrieval
-thread never sleeps on a store, and a store that comes back is not met by hundreds of questions at once.
+thread never sleeps on a store, and a store that comes back is not met by hundreds of questions at once. It may be the question
+and not the store: the first whose patience ends gives up alone, and the next asks at once. Where that is not answered either,
+all whose patience has ended give up together.
 """
 
 from __future__ import annotations
@@ -24,10 +26,14 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Silent:
-    """A silent collection: when it is asked again, the pause after that, and by ticket who waits, oldest first."""
+    """A silent collection: when it is asked again, the pause after that, and by ticket who waits, oldest first.
+
+    `gave_up`: one that asked has given up; whoever asks next tells whether that was the question or the store.
+    """
 
     ask_at: float = 0.0
     pause_s: float = FIRST_PAUSE_S
+    gave_up: bool = False
     waiting: dict[str, _Waiting] = field(default_factory=dict)
 
 
@@ -57,7 +63,7 @@ class Silence:
     def begin(self, ticket: Ticket, now: float) -> list[Ticket]:
         """Set aside a question whose store did not answer; whoever asked before it stays where it was.
 
-        Returns: those whose patience ends before the collection is asked again; they wait no more.
+        Returns: those that give up, as their patience ends before the collection is asked again; they wait no more.
         """
         silent = self._silent.setdefault(ticket.collection, _Silent())
         if now >= silent.ask_at:  # the first of those that asked together
@@ -65,6 +71,9 @@ class Silence:
             silent.pause_s = min(2 * silent.pause_s, LONGEST_PAUSE_S)
         self._set_aside(ticket, silent, now)
         late = [one.ticket for one in silent.waiting.values() if one.give_up_at < silent.ask_at]
+        if late and not silent.gave_up:
+            late = late[:1]
+            silent.gave_up, silent.ask_at = True, now
         for given_up in late:
             self._remove(given_up)
         return late

@@ -84,9 +84,30 @@ def test_a_question_gives_up_when_its_own_patience_ends_before_it_is_asked_for_a
         assert silence.begin(first, float(now)) == []
 
     assert ids(silence.begin(first, 58.0)) == [0]
-    assert ids(silence.due(63.0)) == [1]
+    assert ids(silence.due(58.0)) == [1]  # at once: perhaps it was the question
+    assert silence.begin(second, 58.0) == []
     assert ids(silence.begin(second, 99.0)) == [1]
     assert silence.pause(99.0) is None
+
+
+def test_a_question_that_no_store_answers_takes_none_behind_it_along() -> None:
+    first, *others = (ticket(number) for number in range(20))
+    silence = silent_since(0.0, first, *others)
+
+    assert ids(silence.begin(first, 59.9)) == [0]
+    assert ids(silence.due(59.9)) == [1]
+    assert ids(silence.end(others[0])) == list(range(2, 20))
+    assert (silence.pause(59.9), silence.bulk) == (None, 0)
+
+
+def test_a_store_that_is_away_is_asked_by_no_more_than_one_other_before_all_give_up() -> None:
+    tickets = [ticket(number) for number in range(20)]
+    silence = silent_since(0.0, *tickets)
+    assert silence.holds_up(ticket(20), 50.0)
+
+    assert ids(silence.begin(tickets[0], 59.9)) == [0]
+    assert ids(silence.begin(tickets[1], 60.0)) == list(range(1, 20))
+    assert ids(silence.due(66.0)) == [20]
 
 
 def test_who_has_no_patience_gives_up_at_once() -> None:
