@@ -247,7 +247,7 @@ class _Run:
             msg = "The loss is no number any more."
             raise InputError(msg, "Lower the learning rate.", code="diverged")
         if reached is None:
-            head, _ = load_head(self._folder)
+            head = load_head(self._folder)[0].to(self._target.device)
             reached = measure(make_walker(head, self._target), self._files, self._recipe.depth)
         return reached
 
@@ -356,7 +356,11 @@ class _Run:
         for name, parameter in self._head.named_parameters():
             kept = {key: tensors.get(f"{key}.{name}") for key in ("step", "exp_avg", "exp_avg_sq")}
             if kept["step"] is not None:
-                self._optimizer.state[parameter] = kept
+                # Moments lie with their weights; the count of steps stays on CPU, where AdamW keeps it.
+                self._optimizer.state[parameter] = {
+                    key: value if key == "step" or value is None else value.to(parameter.device)
+                    for key, value in kept.items()
+                }
         self._step, self._loss, self._before = standing["step"], standing["loss"], standing["seconds"]
         self._forget_after(self._step)
         return standing["epoch"], standing["best"], standing["since"]
