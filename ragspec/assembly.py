@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ragspec.decoding.draft import Drafter
+from ragspec.decoding.drafting import feature_readers
 from ragspec.decoding.engine import Engine
 from ragspec.decoding.lookup import JobDrafter, OwnTextDrafter
 from ragspec.decoding.profiling import profile_steps
@@ -57,7 +58,10 @@ def make_engine(
     window = min(settings.context_window if context_window is None else context_window, target.context_window)
     drafting = make_drafters(settings, target) if drafters is None else drafters
     if step_profile is None:
-        step_profile = profile_steps(target, max_batch=batch, window=window) if settings.max_draft else FREE
+        readers = feature_readers(drafting)
+        step_profile = (
+            profile_steps(target, max_batch=batch, window=window, beside=readers) if settings.max_draft else FREE
+        )
     return Engine(
         target,
         max_batch=batch,

@@ -131,6 +131,19 @@ class ExtendingDrafter(Drafter, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a sequence stands before a step.
+
+    Attributes:
+        slot: of the cache.
+        cached: its tokens in there.
+    """
+
+    slot: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stretch:
     """Tokens of a sequence that a step has put into the cache and that stand.
 
@@ -168,8 +181,10 @@ class FeatureDrafter(Drafter, SlotKeeper, Protocol):
         """
         ...
 
-    def locate(self, slots: Mapping[str, int]) -> None:
-        """The slots of the sequences that decode in the step to come: one that was preempted may have another than before."""
+    def locate(self, standings: Mapping[str, Standing]) -> None:
+        """Where the sequences stand that decode in the step to come: one that was preempted may have another slot than before,
+        and of an interrupted step nothing was told.
+        """
         ...
 
 

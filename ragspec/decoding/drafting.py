@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from ragspec.decoding.acceptance import Source
-from ragspec.decoding.draft import Draft, Drafter, Evidence, ExtendingDrafter, FeatureDrafter, Stakes, Stretch
+from ragspec.decoding.draft import Draft, Drafter, Evidence, ExtendingDrafter, FeatureDrafter, Stakes, Standing, Stretch
 from ragspec.decoding.request import Request
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class DraftingPanel:
         self.failures = 0
         self.wants_hidden = any(getattr(drafter, "wants_hidden", False) for drafter in drafters)
         #: Those that read features and keep slots of their own, and the layers that they ask for together.
-        self.readers = tuple(cast("FeatureDrafter", d) for d in drafters if getattr(d, "features", ()))
+        self.readers = feature_readers(drafters)
         self.features = tuple(sorted({layer for reader in self.readers for layer in reader.features}))
         self._cheap = tuple(drafter for drafter in drafters if not getattr(drafter, "costly", False))
         self._costly = tuple(drafter for drafter in drafters if drafter not in self._cheap)
@@ -51,22 +51,27 @@ class DraftingPanel:
         """Tell every drafter what was emitted."""
         self._tell(request_id, "observe", lambda drafter: drafter.observe(request_id, tokens, hidden))
 
-    def locate(self, slots: Mapping[str, int]) -> None:
-        """Tell those who read features where the sequences of the step to come lie."""
+    def locate(self, standings: Mapping[str, Standing]) -> None:
+        """Tell those who read features where the sequences of the step to come stand."""
         for reader in self.readers:
-            self._tell_reader(reader, slots, "locate", lambda: reader.locate(slots))  # noqa: B023 - called at once
+            self._tell_reader(reader, standings, "locate", lambda: reader.locate(standings))  # noqa: B023 - called at once
 
-    def follow(self, stretches: Sequence[Stretch], features: Tensor) -> None:
+    def follow(self, stretches: Sequence[Stretch], features: Tensor, rows: Sequence[int]) -> None:
         """Hand what a step computed to those who read features.
 
         Args:
             stretches: in the order of the rows.
-            features: inputs of the layers of `DraftingPanel.features`, [n, layers, hidden].
+            features: inputs of the layers of `DraftingPanel.features`, of all tokens of the step, [n, layers, hidden].
+            rows: the stretches' tokens among them.
         """
+        requests = [stretch.request_id for stretch in stretches]
         for reader in self.readers:
-            own = features[:, [self.features.index(layer) for layer in reader.features]]
-            requests = [stretch.request_id for stretch in stretches]
-            self._tell_reader(reader, requests, "follow", lambda: reader.follow(stretches, own))  # noqa: B023
+
+            def call(reader: FeatureDrafter = reader) -> None:
+                own = [self.features.index(layer) for layer in reader.features]
+                reader.follow(stretches, features[rows][:, own])
+
+            self._tell_reader(reader, requests, "follow", call)
 
     def end(self, request_id: str) -> None:
         """Let every drafter forget a request that it was told of, those that failed it too."""
@@ -177,3 +182,8 @@ class DraftingPanel:
             error,
             extra={"action": "drafter_failed", "drafter": drafter.name},
         )
+
+
+def feature_readers(drafters: Iterable[Drafter]) -> tuple[FeatureDrafter, ...]:
+    """Those that read features and keep slots of their own."""
+    return tuple(cast("FeatureDrafter", drafter) for drafter in drafters if getattr(drafter, "features", ()))

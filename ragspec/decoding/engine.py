@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ragspec.decoding.acceptance import Source
 from ragspec.decoding.attention import Segment
-from ragspec.decoding.draft import Draft, Drafter, Stretch
+from ragspec.decoding.draft import Draft, Drafter, Standing, Stretch
 from ragspec.decoding.drafting import DraftingPanel
 from ragspec.decoding.logits import adjust, adjusts
 from ragspec.decoding.lookup import JobDrafter, OwnTextDrafter
@@ -206,7 +206,7 @@ class Engine:
             s.request.id: min(self._max_draft, s.remaining - 1) for s in decoding if s.request.sampling.speculation
         }
         if self._panel.readers:
-            self._panel.locate({s.request.id: s.slot for s in decoding})
+            self._panel.locate({s.request.id: Standing(s.slot, s.cached) for s in decoding})
         context = sum(s.cached for s in decoding) / len(decoding)
         return self._width.draft(limits, StepLoad(len(decoding), context, prompt_rows))
 
@@ -279,7 +279,7 @@ class Engine:
             stretches.append(Stretch(sequence.request.id, sequence.slot, turn.start, following))
             rows.extend(range(offset, offset + len(following)))
             offset += len(turn.tokens)
-        self._panel.follow(stretches, output.features[rows])
+        self._panel.follow(stretches, output.features, rows)
 
     def _verify(self, turn: _Turn, logits: Tensor, choices: list[int]) -> Verdict:
         request, answer = turn.sequence.request, turn.sequence.tokens

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ragspec.decoding.attention import Segment
-from ragspec.decoding.draft import Stretch
+from ragspec.decoding.draft import Standing, Stretch
 from ragspec.decoding.head_drafter import LONGEST_DRAFT, ChainHead, Ending, HeadDrafter, Place
 from ragspec.decoding.target import Cache
 
@@ -69,7 +69,7 @@ class AttentionDrafter(HeadDrafter):
         self.features = head.layers
         self._attending = head
         self._cache: Cache | None = None
-        self._slots: Mapping[str, int] = {}
+        self._standings: Mapping[str, Standing] = {}
 
     def slot_bytes(self, capacity: int) -> int:
         """Memory of one slot: the longest draft fits behind a text that fills the target's."""
@@ -80,13 +80,15 @@ class AttentionDrafter(HeadDrafter):
         self._cache = self._attending.make_cache(slots, capacity + LONGEST_DRAFT)
         return self._cache
 
-    def locate(self, slots: Mapping[str, int]) -> None:
-        """Note who has which slot."""
-        self._slots = slots
+    def locate(self, standings: Mapping[str, Standing]) -> None:
+        """Note who stands where."""
+        self._standings = standings
 
     def follow(self, stretches: Sequence[Stretch], features: Tensor) -> None:
         """Put what the target computed into the cache, and keep each sequence's last state."""
         told = [stretch for stretch in stretches if stretch.following]
+        if not told:
+            return
         segments = [Segment(stretch.slot, stretch.start, len(stretch.following)) for stretch in told]
         following = [token for stretch in told for token in stretch.following]
         states = self._attending.extend(self._cache, segments, following, features)
@@ -100,9 +102,14 @@ class AttentionDrafter(HeadDrafter):
     def observe(self, request_id: str, tokens: Sequence[int], hidden: Tensor | None) -> None:
         """Nothing: `follow` tells it all."""
 
+    def can_go_on(self, request_id: str) -> bool:
+        """Whether the last state is of the last token that the target's cache holds: it is not where a step was interrupted."""
+        cached = self._standings[request_id].cached
+        return super().can_go_on(request_id) and self._known[request_id].position == cached - 1
+
     def ending(self, request_id: str) -> Ending:
         """Where a sequence stands, and where its keys are."""
-        place = Place(self._cache, self._slots[request_id], self._known[request_id].position)
+        place = Place(self._cache, self._standings[request_id].slot, self._known[request_id].position)
         return replace(super().ending(request_id), place=place)
 
 

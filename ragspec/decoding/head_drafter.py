@@ -153,7 +153,7 @@ class HeadDrafter:
 
     def propose(self, limits: Mapping[str, int], stakes: Stakes = FREE_STAKES) -> Mapping[str, Draft]:
         """Walk ahead for all of them together."""
-        asked = {i: limit for i, limit in limits.items() if limit > 0 and self._known[i].state is not None}
+        asked = {i: limit for i, limit in limits.items() if limit > 0 and self.can_go_on(i)}
         if not asked:
             return {}
         group = (len(asked) - 1).bit_length()
@@ -176,6 +176,10 @@ class HeadDrafter:
     def end(self, request_id: str) -> None:
         """Forget where it stood."""
         self._known.pop(request_id, None)
+
+    def can_go_on(self, request_id: str) -> bool:
+        """Whether a state is known from which to draft."""
+        return self._known[request_id].state is not None
 
     def ending(self, request_id: str) -> Ending:
         """Where a sequence stands that a state is known of."""

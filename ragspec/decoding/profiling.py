@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from ragspec.decoding.attention import Segment
 from ragspec.decoding.memory import free_memory, plan_slots
 from ragspec.decoding.step_cost import FREE, StepProfile
-from ragspec.decoding.target import Target
+from ragspec.decoding.target import SlotKeeper, Target
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,12 @@ REPEATS = 5
 
 @torch.inference_mode()
 def profile_steps(
-    target: Target, *, max_batch: int, window: int, clock: Callable[[], float] = time.perf_counter
+    target: Target,
+    *,
+    max_batch: int,
+    window: int,
+    beside: Sequence[SlotKeeper] = (),
+    clock: Callable[[], float] = time.perf_counter,
 ) -> StepProfile:
     """Time decode passes by sequences and width, prompt chunks by rows, and what context adds.
 
@@ -45,6 +50,7 @@ def profile_steps(
         target: what is timed.
         max_batch: most sequences that decode together.
         window: tokens of prompt and answer, at least 2; the target's own limit caps it.
+        beside: who else will keep something in every slot; memory is left for it.
         clock: seconds.
 
     Returns:
@@ -52,7 +58,8 @@ def profile_steps(
     """
     began = clock()
     window = min(window, target.context_window)
-    slots = plan_slots(free_memory(target.device), target.slot_bytes(window), max_batch, 0.0).working
+    slot_bytes = sum(keeper.slot_bytes(window) for keeper in (target, *beside))
+    slots = plan_slots(free_memory(target.device), slot_bytes, max_batch, 0.0).working
     try:
         profile = _profile(target, slots, window, clock)
     except RuntimeError as error:  # memory, in the allocator's words; the engine decodes all the same

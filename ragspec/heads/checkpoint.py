@@ -12,12 +12,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from ragspec.decoding.attention import Segment
 from ragspec.decoding.target import Target
 from ragspec.errors import InputError
 from ragspec.heads import eagle3_weights
 from ragspec.heads.architecture import Head, make_head
 from ragspec.heads.card import CARD, WEIGHTS, HeadCard, is_published, read_head_card, weights_file
-from ragspec.heads.shape import feature_layers
+from ragspec.heads.shape import AttentionShape, feature_layers
 
 _DRAFT_TOKENS = "draft_tokens"
 
@@ -88,10 +89,23 @@ def misfit(card: HeadCard, target: Target) -> str | None:
     if card.target and card.target.rpartition("@")[2] != loaded.rpartition("@")[2]:
         return f"it was trained for {card.target}, the target is {loaded}"
     layer = card.attention_shape()
-    if layer is not None:
-        layers = feature_layers(layer, target.layers)
-        if not target.layers:
-            return "it reads states between the target's layers, and these cannot be had"
-        if not 0 <= min(layers) <= max(layers) <= target.layers:
-            return f"it reads the inputs of layers {layers}, the target has {target.layers}"
+    return None if layer is None else _unreadable(layer, target)
+
+
+@torch.inference_mode()
+def _unreadable(layer: AttentionShape, target: Target) -> str | None:
+    """Why a target does not give the states between its layers as a head reads them; None where it does. Computes one token."""
+    layers = feature_layers(layer, target.layers)
+    if not target.layers:
+        return "it reads states between the target's layers, and these cannot be had"
+    if not 0 <= min(layers) <= max(layers) <= target.layers:
+        return f"it reads the inputs of layers {layers}, the target has {target.layers}"
+    wanted = [1, len(layers), target.hidden_size]
+    try:
+        given = target.forward(target.make_cache(1, 1), [Segment(0, 0, 1)], [0], [0], features=layers).features
+        found = None if given is None else list(given.shape)
+    except (RuntimeError, LookupError, TypeError, ValueError) as error:
+        return f"it reads the states that enter layers {layers}, and the target does not give them: {error}"
+    if found != wanted:
+        return f"it reads the states that enter layers {layers}; of one token they are {found}, not {wanted}"
     return None

@@ -34,6 +34,7 @@ _ONLY: dict[str, Sequence[object]] = {
     "use_sliding_window": (False,),
     "parallel_drafting": (False,),
     "logit_scale": (1, 1.0),
+    "partial_rotary_factor": (1, 1.0),
     "quantization_config": (),
 }
 #: The published weights of each of ours, joined by rows.
@@ -100,10 +101,11 @@ def _check_config(config: Any) -> None:
     if not isinstance(eagle, dict):
         msg = f"{CONFIG} says eagle_config={eagle!r}"
         raise TypeError(msg)
+    said = config | {name: value for name, value in _rope_as_said(config).items() if name in _ONLY}
     wrong = [
-        f"{name}={config[name]!r}"
+        f"{name}={said[name]!r}"
         for name, allowed in _ONLY.items()
-        if config.get(name) is not None and config[name] not in allowed
+        if said.get(name) is not None and said[name] not in allowed
     ]
     if config.get("sliding_window") and config.get("use_sliding_window") is not False:
         wrong.append(f"sliding_window={config['sliding_window']!r}")
@@ -134,9 +136,13 @@ def _layers(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     """In the words of transformers 5; older configurations have the base beside the scaling, and call its type `type`."""
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    rope = _rope_as_said(config)
     kind = rope.pop("type", "default")
     return {"rope_type": kind, "rope_theta": config.get("rope_theta") or 10000.0, **rope}
+
+
+def _rope_as_said(config: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
 
 
 def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:

@@ -10,7 +10,7 @@ import torch
 
 from ragspec.decoding.acceptance import Source
 from ragspec.decoding.cache import SlotCache
-from ragspec.decoding.draft import Draft, Evidence, Stretch
+from ragspec.decoding.draft import Draft, Evidence, Standing, Stretch
 from ragspec.decoding.request import Request
 
 
@@ -110,7 +110,7 @@ class Reads(Quiet):
     def __init__(self, *features: int) -> None:
         self.features = features
         self.told: dict[str, dict[int, tuple[int, torch.Tensor]]] = {}
-        self.slots: Mapping[str, int] = {}
+        self.standings: Mapping[str, Standing] = {}
 
     def slot_bytes(self, capacity: int) -> int:
         return 0
@@ -118,8 +118,8 @@ class Reads(Quiet):
     def make_cache(self, slots: int, capacity: int) -> SlotCache:
         return SlotCache(slots=slots, capacity=capacity)
 
-    def locate(self, slots: Mapping[str, int]) -> None:
-        self.slots = slots
+    def locate(self, standings: Mapping[str, Standing]) -> None:
+        self.standings = standings
 
     def follow(self, stretches: Sequence[Stretch], features: torch.Tensor) -> None:
         rows = iter(features)
@@ -146,8 +146,8 @@ class RaisesInLocate(RaisesInFollow):
 
     def follow(self, stretches: Sequence[Stretch], features: torch.Tensor) -> None: ...
 
-    def locate(self, slots: Mapping[str, int]) -> None:
-        raise RuntimeError(len(slots))
+    def locate(self, standings: Mapping[str, Standing]) -> None:
+        raise RuntimeError(len(standings))
 
 
 class ProposesNonsense(Quiet):

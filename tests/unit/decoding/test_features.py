@@ -131,10 +131,12 @@ def test_readers_are_told_of_every_token_that_stands() -> None:
     for request in requests:
         engine.add(request)
     while engine.has_work:
-        running = {name: sequence.slot for name, sequence in engine._scheduler.running.items()}
+        running = {name: (one.slot, one.cached) for name, one in engine._scheduler.running.items()}
         engine.step()
         for reader in readers:
-            assert all(running.get(name, slot) == slot for name, slot in reader.slots.items())
+            assert all(
+                running[name] == (one.slot, one.cached) for name, one in reader.standings.items() if name in running
+            )
 
     for name, prompt in prompts.items():
         whole = [*prompt, *answers[name]]

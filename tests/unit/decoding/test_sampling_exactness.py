@@ -248,6 +248,28 @@ def test_ties_at_the_kth_value_are_all_kept() -> None:
     assert tokens.tolist() == [0, 1, 3, 4]
 
 
+def test_of_ties_at_the_border_of_top_p_the_lowest_numbers_are_kept() -> None:
+    """0.2 of the mass each: half of it are the first three, wherever the others stand."""
+    tokens, weights = support(np.zeros(5, dtype=np.float32), Sampling(temperature=1.0, top_p=0.5))
+
+    assert tokens.tolist() == [0, 1, 2]
+    assert len(set(weights.tolist())) == 1
+
+    row = np.array([0, 5, 0, 0, -50, 0], dtype=np.float32)
+    assert support(row, Sampling(temperature=1.0, top_p=0.98))[0].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("sampling", FILTERS.values(), ids=FILTERS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_row_with_some_logits_that_are_not_finite_draws_some_token(sampling: Sampling, value: float) -> None:
+    for place in range(VOCABULARY):
+        row = target_logits(None).clone()
+        row[place] = value
+        drawn = verify_sampled(row[None], Draft(), sampling, 0).following
+        assert 0 <= drawn < VOCABULARY
+        assert value != float("-inf") or drawn != place
+
+
 @pytest.mark.parametrize("sampling", FILTERS.values(), ids=FILTERS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_logits_that_are_not_finite_draw_some_token(sampling: Sampling, value: float) -> None:

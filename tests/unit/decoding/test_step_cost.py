@@ -158,6 +158,15 @@ def test_as_many_sequences_are_profiled_as_memory_holds(monkeypatch: pytest.Monk
     assert target.slots == 3
 
 
+def test_memory_is_left_for_those_who_keep_something_in_every_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Watched(tiny.target())
+    monkeypatch.setattr(
+        "ragspec.decoding.profiling.free_memory", lambda _: int(6.5 * target.slot_bytes(512) / memory.USABLE)
+    )
+
+    assert profile_steps(target, max_batch=64, window=512, beside=[target]).sequences == (1, 3)
+
+
 def test_a_target_that_memory_does_not_let_be_profiled_is_used_without(caplog: pytest.LogCaptureFixture) -> None:
     target = Watched(tiny.target(), RuntimeError("no room"))
     with caplog.at_level(logging.WARNING):

@@ -177,7 +177,15 @@ class Reference:
         """Each pair of numbers is a complex one, turned by its position."""
         frequencies = self._config["rope_theta"] ** (-torch.arange(0, DIM, 2, dtype=torch.float64) / DIM)
         scaling = self._config.get("rope_scaling") or {}
-        angles = torch.arange(len(x), dtype=torch.float64)[:, None] * frequencies / scaling.get("factor", 1.0)
+        slower = frequencies / scaling.get("factor", 1.0)
+        if (
+            scaling.get("rope_type") == "llama3"
+        ):  # Llama 3.1: long waves are stretched, short ones stay, between is a mixture
+            turns = scaling["original_max_position_embeddings"] * frequencies / (2 * torch.pi)
+            low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+            kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+            slower = kept * frequencies + (1 - kept) * slower
+        angles = torch.arange(len(x), dtype=torch.float64)[:, None] * slower
         pairs = torch.complex(x[:, : DIM // 2].contiguous(), x[:, DIM // 2 :].contiguous())
         turned = pairs * torch.polar(torch.ones_like(angles), angles)
         return torch.cat([turned.real, turned.imag], -1)

@@ -194,10 +194,44 @@ def test_a_sequence_that_was_preempted_goes_on_in_another_slot(head: Path) -> No
         assert done[request.id].acceptance.token_ids == tiny.generate(target, request)
 
 
+def test_where_a_step_was_interrupted_the_head_waits_for_the_next(head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was not told of that step: its state is of an older token than the target's cache holds."""
+    watched = Watched(head, max_batch=2)
+    for request in requests()[2:4]:
+        watched.engine.add(request)
+    for _ in range(6):
+        watched.engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(watched.drafter, "follow", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            watched.engine.step()
+
+    drafted = len(watched.drafts)
+    assert watched.engine.step() == []
+    assert len(watched.drafts) == drafted
+    done = watched.run()
+    assert len(watched.drafts) > drafted
+    for request in requests()[2:4]:
+        assert done[request.id].acceptance.token_ids == tiny.generate(tiny.target(), request)
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "layers as vLLM counts them": {"eagle_aux_hidden_state_layer_ids": [1, 2, 0]},
     "layers as SGLang counts them": {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 0]}},
     "scaled positions": {"rope_scaling": {"type": "linear", "factor": 4.0}},
+    "positions of Llama 3.1": {
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
     "no head dimension": {"head_dim": None},
     "layers.0": {},
     "inside a model": {},

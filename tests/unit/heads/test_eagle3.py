@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from safetensors.torch import save_file
 
 from ragspec.cli.head import head as head_verb
 from ragspec.decoding.feature_drafter import AttentionDrafter
+from ragspec.decoding.target import StepOutput, Target
 from ragspec.errors import InputError, RagspecError, SettingsError
 from ragspec.heads.architecture import make_head
 from ragspec.heads.card import CARD, HeadCard, read_head_card
@@ -53,6 +56,8 @@ def test_a_published_head_is_named_by_its_weights(tmp_path: Path) -> None:
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state=False"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic', not one of default"),
         ({"rope_scaling": {"type": "longrope"}}, "rope_type is 'longrope'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
         ({"hidden_size": "48"}, "hidden_size='48'"),
         ({"vocab_size": None}, "vocab_size=None"),
         ({"num_key_value_heads": 4}, "key_heads=4"),
@@ -157,6 +162,38 @@ def test_a_head_that_does_not_fit_is_refused_with_the_reason(
 
     with pytest.raises(SettingsError, match=said):
         load_head_drafter(str(tmp_path), tiny.target())
+
+
+class Layered:
+    """A target whose layers pass several states of a token on, as Gemma 3n's do, or none at all."""
+
+    def __init__(self, target: Target, *, states: int) -> None:
+        self._target, self._states = target, states
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+    def forward(self, *step: Any, features: Sequence[int]) -> StepOutput:
+        if not self._states:
+            raise RuntimeError("stack expects each tensor to be equal size")
+        out = self._target.forward(*step, features=features)
+        assert out.features is not None
+        return replace(out, features=out.features[:, :, None].expand(-1, -1, self._states, -1))
+
+
+@pytest.mark.parametrize(
+    ("states", "said"),
+    [
+        (4, r"of one token they are \[1, 3, 4, 48\], not \[1, 3, 48\]"),
+        (0, "the target does not give them: stack expects"),
+    ],
+)
+def test_a_target_whose_layers_pass_on_something_else_is_refused(states: int, said: str, tmp_path: Path) -> None:
+    config = published.configuration(tiny.target())
+    published.write(tmp_path, config, published.weights(config))
+
+    with pytest.raises(SettingsError, match=said):
+        load_head_drafter(str(tmp_path), Layered(tiny.target(), states=states))
 
 
 def test_a_head_of_another_width_cannot_borrow(tmp_path: Path) -> None:
