@@ -61,7 +61,8 @@ class AttentionWalker:
         self.head = head
         self.device = target.device
         self._target = target
-        self._frozen = frozen_rows(target, head)
+        own = head.embedding
+        self._frozen = frozen_rows(target, head, embedding=None if own is None else own.weight.detach())
         self._layers = feature_layers(head.layer, target.layers)
         self._cache: Any = None
         self._capacity = 0
@@ -127,12 +128,10 @@ class AttentionWalker:
                 out = self._target.forward(self._cache, [Segment(0, start, len(fed))], fed, [], features=self._layers)
                 parts.append(cast("Tensor", out.features))
         # A copy: what inference mode gave, no gradient may be taken through.
-        return torch.cat(parts).to(self._frozen.embedding.dtype, copy=True)
+        return torch.cat(parts).to(self._frozen.output.dtype, copy=True)
 
     def _embedded(self, tokens: Tensor) -> Tensor:
-        own = self.head.embedding
-        rows = self._frozen.embedding if own is None else own.weight.detach()
-        return rows[tokens.to(self.device, torch.long)]
+        return self._frozen.embedding[tokens.to(self.device, torch.long)]
 
 
 def _attend(text: _Text, queries: Tensor) -> Tensor:

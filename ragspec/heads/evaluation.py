@@ -19,7 +19,7 @@ from ragspec.decoding.target import Target
 
 
 class TimedChain:
-    """A chain that counts its steps and their seconds."""
+    """A chain that counts its steps and their seconds; what an attention head takes to follow the target is not among them."""
 
     def __init__(self, chain: ChainHead) -> None:
         self._chain = chain

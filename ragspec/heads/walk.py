@@ -30,11 +30,13 @@ class FrozenRows:
     tokens: Tensor
 
 
-def frozen_rows(target: Target, head: Head, dtype: torch.dtype = torch.bfloat16) -> FrozenRows:
-    """Copies of the target's rows, for a head."""
+def frozen_rows(
+    target: Target, head: Head, dtype: torch.dtype = torch.bfloat16, embedding: Tensor | None = None
+) -> FrozenRows:
+    """Copies of the target's rows, for a head; of an `embedding` that the head brings itself, no copy."""
     draft_tokens = head.shape.draft_tokens
     return FrozenRows(
-        target.embedding_rows(range(target.vocabulary)).to(dtype),
+        target.embedding_rows(range(target.vocabulary)).to(dtype) if embedding is None else embedding,
         target.output_rows(draft_tokens).to(dtype),
         torch.tensor(draft_tokens, device=target.device),
     )
