@@ -235,6 +235,26 @@ def parse(description: str | None) -> argparse.Namespace:
     return parser.parse_args()
 
 
+def promises_hold(rows: Sequence[Mapping[str, Any]], promised: Mapping[int, float], floor: float) -> bool:
+    """Say of each row on standard error whether its ratio is what the project promises.
+
+    Args:
+        rows: with `suite`, `batch` and `ratio`.
+        promised: least ratio by batch size.
+        floor: that of the others.
+    """
+    holds = True
+    for row in rows:
+        least = promised.get(row["batch"], floor)
+        holds &= row["ratio"] >= least
+        print(f"{row['suite']} at batch {row['batch']}: {_verdict(row['ratio'], least=least)}", file=sys.stderr)
+    return holds
+
+
+def _verdict(figure: float, *, least: float) -> str:
+    return f"{figure:.3f}, at least {least:.2f} wanted: {'holds' if figure >= least else 'missed'}"
+
+
 def rows_of(
     wanted: argparse.Namespace,
     make: Callable[[Settings, Target, int], dict[str, Bench]],

@@ -32,7 +32,9 @@ def write_questions(path: Path, count: int) -> None:
 def measure(arguments: list[str]) -> tuple[float, float, dict[str, object]]:
     """Run `ragspec ARGUMENTS`: seconds, peak resident megabytes (1e6 bytes), and the JSON it printed."""
     started = time.perf_counter()
-    done = subprocess.run([sys.executable, "-m", "ragspec", *arguments], stdout=subprocess.PIPE, check=True)
+    done = subprocess.run([sys.executable, "-m", "ragspec", *arguments], stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        sys.exit(f"`ragspec {arguments[0]}` ended with {done.returncode}: nothing was measured")
     seconds = time.perf_counter() - started
     # The largest of all children so far, in KiB on Linux; this was the first.
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024

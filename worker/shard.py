@@ -15,6 +15,9 @@ from worker.drain import Drain
 from worker.link import EngineLostError, Link
 from worker.protocol import Answered, Ask, Begin, Failed
 
+#: Questions of one shard that the engine holds, as a multiple of its batch: one batch decodes, one waits in the
+#: engine, and the others gather for retrieval, so that no question is embedded on its own.
+WINDOW_BATCHES = 4
 #: Answers written together, and the longest that a finished one waits for company, seconds.
 FLUSH_COUNT = 16
 FLUSH_INTERVAL_S = 0.5

@@ -23,7 +23,7 @@ from worker.app import app
 from worker.drain import Drain, node_drain
 from worker.ledger import Ledger
 from worker.link import EngineLostError, Link
-from worker.shard import ShardRun
+from worker.shard import WINDOW_BATCHES, ShardRun
 
 log = logging.getLogger(__name__)
 
@@ -31,9 +31,6 @@ log = logging.getLogger(__name__)
 #: worker may take it. The wait is also what keeps a message without an engine from going round and round.
 ENGINE_PATIENCE_S = 5.0
 ENGINE_RETRY_S = 0.25
-#: Questions of one shard that the engine holds, as a multiple of its batch: one batch decodes, one waits in the
-#: engine, and the others gather for retrieval, so that no question is embedded on its own.
-WINDOW_BATCHES = 4
 
 
 @app.task(name=ANSWER_SHARD, bind=True)  # type: ignore[untyped-decorator]  # celery ships no types

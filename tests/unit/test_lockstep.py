@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from benchmarks.lockstep import make_bench, race
+import pytest
+
+from benchmarks.lockstep import make_bench, promises_hold, race
 from benchmarks.width import judge
 from ragspec.decoding.request import Request, Sampling
 from ragspec.decoding.step_cost import FREE
 from ragspec.settings import load_settings
 from tests import tiny
 from tests.unit.decoding import drafters
+
+
+def test_each_row_is_held_against_what_is_promised(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"suite": "rag", "batch": batch, "ratio": ratio} for batch, ratio in ((1, 1.81), (8, 1.2), (32, 0.99))]
+
+    assert not promises_hold(rows, {1: 1.8, 8: 1.3}, 0.98)
+    assert promises_hold(rows[::2], {1: 1.8, 8: 1.3}, 0.98)
+    said = capsys.readouterr().err.splitlines()
+    assert [line.rpartition(" ")[2] for line in said] == ["holds", "missed", "holds", "holds", "holds"]
+    assert said[1] == "rag at batch 8: 1.200, at least 1.30 wanted: missed"
 
 
 def test_engines_race_side_by_side_and_their_tokens_are_counted() -> None:

@@ -19,6 +19,7 @@ from ragspec.settings import load_settings
 from worker.resident.feed import Feed
 from worker.resident.preparation import Prepared
 from worker.resident.ticket import issue
+from worker.shard import WINDOW_BATCHES
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ class Ragspec:
         )
         self._engine = make_engine(settings, target, max_batch=load.concurrency, context_window=load.window)
         self._concurrency = load.concurrency
-        self._shard_size = settings.shard_size
+        # A worker lets its engine hold so many questions of a shard at most.
+        self._shard_size = min(settings.shard_size, WINDOW_BATCHES * load.concurrency)
         self._shards_in_flight = settings.bulk_concurrency
         self._speculation = bool(load.options.get("speculation", True))
         self._jobs = 0
