@@ -27,7 +27,9 @@ FILE_FORMATS = ("jsonl", "csv", "tsv", "parquet", "text")
 @click.option("--collection", required=True, help="Collection to retrieve from.")
 @click.option("--format", "file_format", type=click.Choice(FILE_FORMATS), help="Format, where the name does not say.")
 @click.option("--top-k", type=int, help="Passages per question. [default: 3]")
-@click.option("--max-tokens", type=int, help="Longest answer, in tokens. [default: 128]")
+@click.option(
+    "--max-tokens", type=int, help="Longest answer, in tokens; never longer than the window leaves. [default: 128]"
+)
 @click.option("--temperature", type=float, help="0 takes the likeliest token. [default: 0]")
 @click.option("--top-p", type=float, help="Nucleus to sample from. [default: 1]")
 @click.option("--seed", type=int, help="Makes sampling repeatable. [default: 0]")

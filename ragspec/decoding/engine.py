@@ -147,16 +147,17 @@ class Engine:
             ConflictError: a request of this id waits or runs.
         """
         if not request.prompt:
-            msg = f"Request {request.id} has an empty prompt."
+            msg = "The prompt is empty."
             raise InputError(msg, "Give at least one prompt token.")
         if len(request.prompt) >= self.window:
-            msg = f"Request {request.id} has a prompt of {len(request.prompt)} tokens; the window holds {self.window}."
+            msg = f"The prompt has {len(request.prompt)} tokens; the window holds {self.window}."
             raise InputError(msg, "Shorten it or raise RAGSPEC_CONTEXT_WINDOW.", code="prompt_too_long")
         if not 0 <= min(request.prompt) <= max(request.prompt) < self.target.vocabulary:
-            msg = f"Request {request.id} has a prompt token outside the vocabulary of {self.target.vocabulary}."
+            msg = f"The prompt has a token outside the vocabulary of {self.target.vocabulary}."
             raise InputError(msg, "Encode it with the target's own tokenizer.")
-        if any(not 0 <= token < self.target.vocabulary for token, _ in request.sampling.logit_bias):
-            msg = f"Request {request.id} has a logit_bias outside the vocabulary of {self.target.vocabulary}."
+        outside = [token for token, _ in request.sampling.logit_bias if not 0 <= token < self.target.vocabulary]
+        if outside:
+            msg = f"logit_bias names token {outside[0]}; the vocabulary has {self.target.vocabulary}."
             raise InputError(msg, "Name tokens by their ids in the target's own tokenizer.", code="bad_option")
         if self._scheduler.knows(request.id):
             msg = f"Request {request.id} is already in the engine."

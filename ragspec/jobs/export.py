@@ -40,7 +40,8 @@ def find_answer(engine: Engine, job_id: UUID, name: str) -> tuple[str, str, Answ
     """(custom_id, question, answer) of one question, named by its custom_id or else its idx.
 
     Raises:
-        NotFoundError: the job has no such question (`unknown_question`), or it is not answered yet (`unanswered`).
+        NotFoundError: the job has no such question (`unknown_question`), its row was skipped (`skipped_row`), or it is not
+            answered yet (`unanswered`).
     """
     named = QuestionRow.custom_id == name
     with engine.connect() as connection:
@@ -50,6 +51,12 @@ def find_answer(engine: Engine, job_id: UUID, name: str) -> tuple[str, str, Answ
         if idx is None and name.isdecimal() and len(name) < 10:
             idx = connection.execute(ids.where(QuestionRow.idx == int(name))).scalar_one_or_none()
         if idx is None:
+            fault = select(RowError.line, RowError.message).where(RowError.job_id == job_id, RowError.custom_id == name)
+            if skipped := connection.execute(fault.order_by(RowError.line).limit(1)).one_or_none():
+                line, why = skipped
+                raise NotFoundError(
+                    f"Line {line}, {name}, was skipped when the job was submitted: {why}", code="skipped_row"
+                )
             raise NotFoundError(f"Job {job_id} has no question {name}.", code="unknown_question")
         row = connection.execute(_answers(job_id).where(AnswerRow.idx == idx)).one_or_none()
     if row is None:

@@ -127,6 +127,17 @@ def test_answers_come_in_the_files_order_more_than_one_fetch_of_them(engine: Eng
     assert [answer.idx for _, _, answer in stream_answers(engine, job_id)] == list(range(450))
 
 
+def test_a_row_that_was_skipped_says_why_it_has_no_answer(engine: Engine) -> None:
+    job_id = make_job(engine)
+    fault = {"line": 7, "custom_id": "b5", "code": "empty_question", "message": "The question is empty.", "advice": ""}
+    with engine.begin() as connection:
+        connection.execute(insert(RowError).values(job_id=job_id, **fault))
+
+    with pytest.raises(NotFoundError, match=r"Line 7, b5, was skipped .*: The question is empty\.") as caught:
+        find_answer(engine, job_id, "b5")
+    assert caught.value.error_code == "skipped_row"
+
+
 def test_an_answer_is_found_by_its_id_or_its_place(engine: Engine, job: Any) -> None:
     assert find_answer(engine, job, "q0")[2] == find_answer(engine, job, "0")[2]
     for name, code in (("q2", "unanswered"), ("q9", "unknown_question"), ("9" * 20, "unknown_question")):
