@@ -135,7 +135,7 @@ def test_requests_that_cannot_run_are_refused_by_name() -> None:
     with pytest.raises(InputError, match="64 tokens; the window holds 64") as raised:
         engine.add(Request("long", tuple([1] * 64)))
     assert raised.value.error_code == "prompt_too_long"
-    with pytest.raises(InputError, match="empty prompt"):
+    with pytest.raises(InputError, match="prompt is empty"):
         engine.add(Request("empty", ()))
     with pytest.raises(InputError, match="outside the vocabulary"):
         engine.add(Request("strange", (10**6,)))
