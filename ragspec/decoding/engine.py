@@ -24,7 +24,7 @@ from ragspec.decoding.drafting import DraftingPanel
 from ragspec.decoding.logits import adjust, adjusts
 from ragspec.decoding.lookup import JobDrafter, OwnTextDrafter
 from ragspec.decoding.memory import reserve_slots
-from ragspec.decoding.request import Completion, FinishReason, Request
+from ragspec.decoding.request import Completion, FinishReason, Fresh, Request
 from ragspec.decoding.scheduler import PromptChunk, Scheduler
 from ragspec.decoding.sequence import Emission, Sequence
 from ragspec.decoding.slots import SlotPool
@@ -98,6 +98,8 @@ class Engine:
         self.target = target
         self.window = min(context_window, target.context_window)
         self.steps = 0
+        #: What the last step added to the answers of requests with `stream`; those that finished with it are among them.
+        self.fresh: list[Fresh] = []
         self._max_draft = max_draft
         self._panel = DraftingPanel(
             [OwnTextDrafter(), JobDrafter()] if drafters is None else drafters, target.vocabulary
@@ -176,6 +178,7 @@ class Engine:
         Where the pass raises, or the way to it (out of memory, a tokenizer in use, Ctrl-C), nothing is lost: the next step does
         its work again, and gives what had finished by then.
         """
+        self.fresh = []
         if ended := self._scheduler.ended():
             return self._finish(ended)
         try:
@@ -195,6 +198,11 @@ class Engine:
         except BaseException:  # Ctrl-C too: whoever catches it may step on
             self._scheduler.withdraw()
             raise
+        self.fresh = [
+            _fresh(turn.sequence, emission)
+            for turn, _, emission in outcomes
+            if emission.tokens and turn.sequence.request.stream
+        ]
         self._learn(outcomes, output.hidden)
         self._tell_readers(turns, output)
         return self._finish(self._scheduler.ended())
@@ -336,3 +344,8 @@ class Engine:
             self._scheduler.remove(sequence.request.id)
             self._panel.end(sequence.request.id)
         return completions
+
+
+def _fresh(sequence: Sequence, emission: Emission) -> Fresh:
+    start = len(sequence.tokens) - len(emission.tokens)
+    return Fresh(sequence.request.id, start, tuple(emission.tokens), tuple(emission.sources))

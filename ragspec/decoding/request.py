@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from ragspec.decoding.acceptance import AcceptanceRecord
+from ragspec.decoding.acceptance import AcceptanceRecord, Source
 from ragspec.errors import InputError
 
 #: `stop`: the target's end token; `stop_string`: one of the request's; `length`: the token limit or the window; `error`: the
@@ -81,6 +81,7 @@ class Request:
         sampling: how to continue.
         passage_spans: [start, end) token ranges of the retrieved passages inside `prompt`.
         interactive: goes ahead of bulk requests, and takes the slot of one where none is free.
+        stream: whether `Engine.fresh` tells what each step adds to its answer.
         group: the job it belongs to; drafts may copy from the answers of its group, and of no other. None: from its own text.
     """
 
@@ -90,6 +91,24 @@ class Request:
     passage_spans: tuple[tuple[int, int], ...] = ()
     interactive: bool = False
     group: str | None = None
+    stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """What a step added to an answer.
+
+    Attributes:
+        request_id: whose.
+        start: tokens that stand before these.
+        tokens: the new ones, end token included, [n].
+        sources: who proposed each, [n].
+    """
+
+    request_id: str
+    start: int
+    tokens: tuple[int, ...]
+    sources: tuple[Source, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 _BYTES_OF_A_CHARACTER = 4
-_REPLACEMENT = "\ufffd"
+#: What a tokenizer gives for bytes that are no whole character.
+REPLACEMENT = "\ufffd"
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
@@ -35,7 +36,7 @@ def holds_stop(
         barred = _barred(tokenizer, tokens[first : max(first, min_tokens)])
         if any(_find(tail, stop, barred) is not None for stop in stops):
             return True
-        if _REPLACEMENT not in tail:
+        if REPLACEMENT not in tail:
             return False
     return False
 
@@ -52,7 +53,7 @@ def answer_text(
 
 def _barred(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> int:
     """How many characters these tokens complete; one that they only begin is not among them."""
-    return len(decode(tokenizer, tokens).rstrip(_REPLACEMENT)) if tokens else 0
+    return len(decode(tokenizer, tokens).rstrip(REPLACEMENT)) if tokens else 0
 
 
 def _find(text: str, stop: str, barred: int) -> int | None:
