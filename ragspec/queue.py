@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
 from celery import Celery
 from kombu.entity import Exchange, Queue
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
+from ragspec.asking.message import AskMessage
 from ragspec.errors import ServiceUnavailableError
 from ragspec.jobs.message import ShardMessage
 from ragspec.settings import Settings
@@ -21,9 +23,11 @@ from ragspec.settings import Settings
 #: Task names, spelled out so that a sender need not import the worker.
 ANSWER_SHARD = "ragspec.answer_shard"
 SWEEP = "ragspec.sweep"
-#: The queue of the sweep; `bulk` and `interactive` hold shards.
+ASK = "ragspec.ask"
+#: `bulk` and `interactive` hold shards, `ask` single questions of gateways, and the sweep has a queue of its own.
+ASKS = "ask"
 CONTROL = "control"
-QUEUES = ("bulk", "interactive", CONTROL)
+QUEUES = ("bulk", "interactive", ASKS, CONTROL)
 #: Seconds until a Redis that does not accept a connection counts as down.
 CONNECT_TIMEOUT_S = 5
 #: Seconds between two looks for messages whose worker died without a word.
@@ -45,7 +49,7 @@ def celery_app(settings: Settings) -> Celery:
         task_queues=[Queue(name, exchange=anonymous, routing_key=name) for name in QUEUES],
         task_default_queue=CONTROL,
         task_create_missing_queues=False,
-        task_routes={ANSWER_SHARD: {"queue": "bulk"}, SWEEP: {"queue": CONTROL}},
+        task_routes={ANSWER_SHARD: {"queue": "bulk"}, ASK: {"queue": ASKS}, SWEEP: {"queue": CONTROL}},
         # Nothing is ever unpickled.
         accept_content=["json"],
         task_serializer="json",
@@ -117,6 +121,22 @@ def send_shards(app: Celery, messages: Iterable[ShardMessage]) -> int:
             )
             sent += 1
     return sent
+
+
+def send_ask(app: Celery, message: AskMessage) -> None:
+    """Send one question of a gateway. Once its deadline is past no worker starts on it.
+
+    Raises:
+        ServiceUnavailableError: Redis does not answer.
+    """
+    with _reachable(app):
+        app.send_task(
+            ASK,
+            kwargs={"message": message.model_dump(mode="json")},
+            kwargsrepr=repr({"id": message.id}),  # Flower shows it, and who watches Flower is not who asks
+            queue=ASKS,
+            expires=datetime.fromtimestamp(message.deadline, UTC),
+        )
 
 
 def waiting(app: Celery) -> dict[str, int]:

@@ -116,6 +116,7 @@ class Settings(BaseSettings):
     shard_size: Positive = Field(64, le=MAX_SHARD_SIZE, description="Questions per Celery message.")
     bulk_concurrency: Positive = Field(3, description="Bulk shards that one worker has in flight.")
     interactive_concurrency: Positive = Field(2, description="Interactive shards that one worker has in flight.")
+    ask_concurrency: Positive = Field(64, description="Single questions of gateways that one worker has in flight.")
     heartbeat_interval: Seconds = Field(5, description="Seconds between two signs of life of a claim.")
     stale_after: Seconds = Field(20, description="Seconds without a sign of life after which a claim is void.")
     sweep_interval: Seconds = Field(5, description="Seconds between two sweeps for lost shards.")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ragspec.corpus.passage import Passage
 from ragspec.decoding.acceptance import AcceptanceRecord, Source
-from ragspec.decoding.request import Completion, Request
+from ragspec.decoding.request import Completion, Fresh, Request
 from ragspec.errors import InputError
 from worker.resident.parts import Parts
 
@@ -55,6 +55,7 @@ class StandInEngine:
         self, max_batch: int = 4, on_step: Callable[[list[str]], None] = lambda _: None, steps: int = STEPS
     ) -> None:
         self.steps = 0
+        self.fresh: list[Fresh] = []
         self.added: list[Request] = []
         self.cancelled: list[str] = []
         self._max_batch = max_batch
@@ -83,12 +84,37 @@ class StandInEngine:
         self._on_step([bytes(self._requests[one].prompt).decode() for one in batch])
         self.steps += 1
         finished = []
+        self.fresh = []
         for one in batch:
             self._left[one] -= 1
+            if self._requests[one].stream:
+                self.fresh.append(self._grown(one))
             if not self._left[one]:
                 del self._left[one]
                 finished.append(complete(self._requests.pop(one)))
         return finished
+
+    def _grown(self, one: str) -> Fresh:
+        """So many bytes of the answer a step as make it whole with the last."""
+        answer = bytes(self._requests[one].prompt)[::-1]
+        share = -(-len(answer) // self._steps)
+        start = share * (self._steps - 1 - self._left[one])
+        new = tuple(answer[start : start + share])
+        return Fresh(one, start, new, (Source.TARGET,) * len(new))
+
+
+class StandInStream:
+    """Bytes are characters."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._given = 0
+
+    def take(self, tokens: Sequence[int]) -> str:
+        self._given += len(tokens)
+        return bytes(tokens).decode()
+
+    def close(self, text: str) -> str:
+        return text[self._given :]
 
 
 def complete(request: Request) -> Completion:
@@ -98,7 +124,7 @@ def complete(request: Request) -> Completion:
 
 
 def stand_in_parts(engine: StandInEngine | None = None, retriever: StandInRetriever | None = None) -> Parts:
-    return Parts(engine or StandInEngine(), retriever or StandInRetriever(), StandInPrompts(), MODEL)
+    return Parts(engine or StandInEngine(), retriever or StandInRetriever(), StandInPrompts(), MODEL, StandInStream)
 
 
 def wait_until(true: Callable[[], bool], timeout: float = 20.0) -> None:

@@ -7,4 +7,4 @@ from ragspec.settings import settings
 
 app = celery_app(settings())
 # The tasks register themselves with the application when they are imported, at the latest when a node starts.
-app.conf.imports = ("worker.tasks",)
+app.conf.imports = ("worker.tasks", "worker.asking")

@@ -20,7 +20,7 @@ from ragspec.jobs.answer import Answer, Question
 from ragspec.jobs.options import AnswerOptions
 
 #: Raised by one whenever a frame changes its meaning; both sides must agree.
-VERSION = 2
+VERSION = 3
 #: Largest frame taken, in bytes: an answer of 32,768 tokens with all its arrays and 100 passages stays below.
 MAX_FRAME = 16 * 2**20
 
@@ -47,12 +47,14 @@ class Begin:
     Attributes:
         options: the job's options.
         claimed_at: when the shard was claimed, on this machine's monotonic clock, seconds.
-        job_id: the questions' job, as text; drafts are copied from its answers.
+        job_id: the questions' job, as text; drafts are copied from its answers. None: they have none.
+        stream: whether `Grown` frames tell of each answer while it is written.
     """
 
     options: AnswerOptions
     claimed_at: float
-    job_id: str
+    job_id: str | None
+    stream: bool = False
     kind: Literal["begin"] = "begin"
 
 
@@ -70,6 +72,26 @@ class Answered:
 
     answer: Answer
     kind: Literal["answered"] = "answered"
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """What one or more steps added to an answer, before its `Answered`, where `Begin` asked for it.
+
+    Attributes:
+        idx: the question's.
+        start: tokens that stand before these.
+        tokens: the new ones.
+        sources: who proposed each (`ragspec.decoding.acceptance.Source`).
+        text: what became certain of the answer's text; all texts together are the answer's.
+    """
+
+    idx: int
+    start: int
+    tokens: list[int]
+    sources: list[int]
+    text: str
+    kind: Literal["grown"] = "grown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +128,7 @@ class Failed:
     kind: Literal["failed"] = "failed"
 
 
-Frame = Hello | Begin | Ask | Answered | Ping | Pong | Failed
+Frame = Hello | Begin | Ask | Answered | Grown | Ping | Pong | Failed
 
 _FRAMES: TypeAdapter[Frame] = TypeAdapter(Annotated[Frame, Field(discriminator="kind")])
 
@@ -170,5 +192,6 @@ def _plain(frame: Frame) -> dict[str, Any]:
             "options": frame.options.model_dump(mode="json"),
             "claimed_at": frame.claimed_at,
             "job_id": frame.job_id,
+            "stream": frame.stream,
         }
     return asdict(frame)

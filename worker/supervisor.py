@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from ragspec.interpreter import PYTHON
+from ragspec.queue import ASKS, CONTROL
 from ragspec.services.home import SOCKET_FOLDER, run_folder
 from ragspec.services.preflight import check_worker
 from ragspec.services.worker import forget_dead_workers
@@ -88,7 +89,8 @@ class _Supervisor:
         concurrency = {
             "bulk": settings.bulk_concurrency,
             "interactive": settings.interactive_concurrency,
-            "control": 1,
+            ASKS: settings.ask_concurrency,
+            CONTROL: 1,
         }
         self._nodes = [
             Child(
@@ -96,13 +98,14 @@ class _Supervisor:
                 [
                     *NODE,
                     f"--queue={queue}",
-                    f"--concurrency={children}",
+                    f"--concurrency={in_flight}",
+                    f"--pool={'threads' if queue == ASKS else 'prefork'}",
                     f"--name=ragspec-{queue}-{os.getpid()}@%h",
                     parent,
                 ],
                 environment,
             )
-            for queue, children in concurrency.items()
+            for queue, in_flight in concurrency.items()
         ]
 
     def run(self) -> int:

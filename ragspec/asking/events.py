@@ -54,6 +54,15 @@ class Delta(_Event):
     sources: list[str]
     text: str
 
+    def followed_by(self, other: Delta) -> Delta:
+        """Both as one; `other` begins where this one ends."""
+        return Delta(
+            start=self.start,
+            tokens=[*self.tokens, *other.tokens],
+            sources=[*self.sources, *other.sources],
+            text=self.text + other.text,
+        )
+
 
 class Finished(_Event):
     """The answer, or the coded reason why there is none; it was the last event."""

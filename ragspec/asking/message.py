@@ -10,6 +10,11 @@ from ragspec.jobs.options import MAX_QUESTION_CHARS, AnswerOptions
 CANCELLED = "ragspec:asks:cancelled"
 
 
+def gone_key(name: str) -> str:
+    """The key that a gateway sets, until the deadline, beside its word in `CANCELLED`: for a question no worker has yet."""
+    return f"ragspec:asks:gone:{name}"
+
+
 class AskMessage(BaseModel):
     """One question that somebody waits for.
 

@@ -11,7 +11,7 @@ from celery import Celery
 
 from ragspec.errors import ServiceUnavailableError
 from ragspec.jobs.message import ShardMessage
-from ragspec.queue import ANSWER_SHARD, CONTROL, SWEEP, celery_app, check_broker, send_shards, waiting
+from ragspec.queue import ANSWER_SHARD, ASKS, CONTROL, SWEEP, celery_app, check_broker, send_shards, waiting
 from ragspec.settings import Settings
 
 pytestmark = pytest.mark.services
@@ -41,7 +41,7 @@ def messages(n: int, queue: str = "bulk") -> list[ShardMessage]:
 def test_shards_wait_in_the_queue_their_job_asked_for(app: Celery) -> None:
     assert send_shards(app, [*messages(3), *messages(2, "interactive")]) == 5
 
-    assert waiting(app) == {"bulk": 3, "interactive": 2, CONTROL: 0}
+    assert waiting(app) == {"bulk": 3, "interactive": 2, ASKS: 0, CONTROL: 0}
 
 
 def test_a_sender_and_a_receiver_outlive_a_flush(app: Celery, server: redis.Redis) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from ragspec.corpus.passage import Passage, Retriever
-from ragspec.decoding.request import Completion, Request
+from ragspec.decoding.request import Completion, Fresh, Request
 
 
 class DecodingEngine(Protocol):
@@ -19,11 +19,22 @@ class DecodingEngine(Protocol):
     @property
     def steps(self) -> int: ...
 
+    @property
+    def fresh(self) -> Sequence[Fresh]: ...
+
     def add(self, request: Request) -> None: ...
 
     def cancel(self, request_id: str) -> None: ...
 
     def step(self) -> list[Completion]: ...
+
+
+class TextWriter(Protocol):
+    """`ragspec.decoding.streaming.TextStream`, of one answer."""
+
+    def take(self, tokens: Sequence[int]) -> str: ...
+
+    def close(self, text: str) -> str: ...
 
 
 class BuiltPrompt(Protocol):
@@ -58,10 +69,12 @@ class Parts:
         prompts: writes prompts.
         model: the target's identity, `name@fingerprint`.
         head: the speculation head's id, or None.
+        stream: makes what writes the text of an answer that grows, given its stop strings.
     """
 
     engine: DecodingEngine
     retriever: Retriever
     prompts: PromptWriter
     model: str
+    stream: Callable[[Sequence[str]], TextWriter]
     head: str | None = None

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ragspec.decoding.request import Completion, Request, Sampling
+from ragspec.decoding.request import Completion, Fresh, Request, Sampling
 from ragspec.errors import ServiceUnavailableError
 from ragspec.jobs.answer import Answer
-from worker.protocol import Pong
+from worker.protocol import Grown, Pong
 from worker.resident.feed import Feed
 from worker.resident.lanes import Lanes
 from worker.resident.outcome import Identity, Timing, answered, failed
-from worker.resident.parts import Parts
+from worker.resident.parts import Parts, TextWriter
 from worker.resident.preparation import Preparation, Prepared
 from worker.resident.silence import PATIENCE_S, Silence
 from worker.resident.ticket import Ticket
@@ -33,6 +33,7 @@ LOOKAHEAD_BATCHES = 16
 class _Running:
     prepared: Prepared
     added_at: float
+    stream: TextWriter | None = None
 
 
 class Pipeline:
@@ -49,6 +50,7 @@ class Pipeline:
         max_batch: int,
         answer_without_context: bool,
         deliver: Callable[[int, Answer], None],
+        tell: Callable[[int, Grown], None],
         fail: Callable[[Exception], None],
     ) -> None:
         """Build the pipeline; nothing runs before `start`.
@@ -58,12 +60,15 @@ class Pipeline:
             max_batch: sequences that the engine decodes together.
             answer_without_context: whether a question with no passages is answered all the same.
             deliver: gives an answer to a connection; called from both threads.
+            tell: tells a connection what an answer has grown by, where that was asked for, and before the answer.
             fail: told that one of the threads cannot go on.
         """
         self._engine = parts.engine
         self._identity = Identity(parts.model, parts.head, parts.prompts.template_hash)
         self._preparation = Preparation(parts.retriever, parts.prompts, self._identity, answer_without_context)
         self._deliver = deliver
+        self._tell = tell
+        self._make_stream = parts.stream
         self._fail = fail
         self._capacity = 2 * max_batch
         self._lookahead = LOOKAHEAD_BATCHES * max_batch
@@ -193,7 +198,11 @@ class Pipeline:
         try:
             while self._exchange():
                 steps = self._engine.steps
-                for completion in self._engine.step():
+                done = self._engine.step()
+                finished = {completion.request_id: completion for completion in done}
+                for fresh in self._engine.fresh:
+                    self._grow(fresh, finished.get(fresh.request_id))
+                for completion in done:
                     self._complete(completion)
                 if self._engine.steps > steps:  # a step that does nothing is no progress
                     with self._changed:
@@ -212,7 +221,7 @@ class Pipeline:
             cancelled = [ticket_id for ticket_id in self._cancelled if self._running.pop(ticket_id, None)]
             self._cancelled.clear()
             ready = self._prepared.take(self._capacity - len(self._running))
-            self._running |= {prepared.ticket.id: _Running(prepared, time.monotonic()) for prepared in ready}
+            self._running |= {prepared.ticket.id: self._begun(prepared) for prepared in ready}
             if ready:
                 self._changed.notify_all()  # there is room to prepare others
         for ticket_id in cancelled:
@@ -228,6 +237,20 @@ class Pipeline:
         except Exception as error:  # noqa: BLE001 - one row's prompt never stops the others
             log.warning("question %s does not enter the engine: %s", ticket.question.custom_id, error)
             self._finish(ticket, failed(ticket, error, self._identity))
+
+    def _begun(self, prepared: Prepared) -> _Running:
+        options = prepared.ticket.options
+        stream = self._make_stream(options.stop) if prepared.ticket.stream else None
+        return _Running(prepared, time.monotonic(), stream)
+
+    def _grow(self, fresh: Fresh, done: Completion | None) -> None:
+        running = self._running.get(fresh.request_id)
+        if running is None or running.stream is None:
+            return
+        text = running.stream.take(fresh.tokens) if done is None else running.stream.close(done.text)
+        ticket = running.prepared.ticket
+        grown = Grown(ticket.question.idx, fresh.start, list(fresh.tokens), list(map(int, fresh.sources)), text)
+        self._tell(ticket.connection, grown)
 
     def _complete(self, completion: Completion) -> None:
         running = self._running[completion.request_id]
@@ -268,4 +291,5 @@ def _request(prepared: Prepared) -> Request:
         passage_spans=prepared.prompt.passage_spans,
         interactive=prepared.ticket.interactive,
         group=prepared.ticket.job_id,
+        stream=prepared.ticket.stream,
     )

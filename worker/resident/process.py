@@ -45,6 +45,7 @@ def load_parts(settings: Settings) -> Parts:
     from ragspec.corpus.retriever import load_retriever
     from ragspec.decoding.head_drafter import HeadDrafter
     from ragspec.decoding.loading import load_configured
+    from ragspec.decoding.streaming import TextStream
     from ragspec.prompt.builder import PromptBuilder
 
     target = load_configured(settings)
@@ -57,6 +58,8 @@ def load_parts(settings: Settings) -> Parts:
         # refuse to be changed while they are read ("Already borrowed", huggingface/transformers#47085).
         prompts=PromptBuilder(deepcopy(target.tokenizer), window, settings.prompt_template, settings.passage_order),
         model=target.identity,
+        # In the engine's thread, as the engine's own tokenizer is.
+        stream=lambda stops: TextStream(target.tokenizer, stops),
         head=next((drafter.identity for drafter in drafters if isinstance(drafter, HeadDrafter)), None),
     )
 
@@ -68,6 +71,7 @@ async def _serve(path: Path, settings: Settings, parts: Parts) -> int:
         max_batch=settings.max_batch,
         answer_without_context=settings.on_no_context == "answer",
         deliver=server.deliver,
+        tell=server.tell,
         fail=server.fail,
     )
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""The resident process' socket: who asks what, and the way back for each answer."""
+"""The resident process' socket: who asks what, and the way back for each answer and for what it grows by."""
 
 from __future__ import annotations
 
@@ -14,7 +14,20 @@ from pydantic import ValidationError
 
 from ragspec.errors import InputError
 from ragspec.jobs.answer import Answer, Question
-from worker.protocol import Answered, Ask, Begin, Failed, Frame, FrameBuffer, Hello, Ping, Pong, ProtocolError, encode
+from worker.protocol import (
+    Answered,
+    Ask,
+    Begin,
+    Failed,
+    Frame,
+    FrameBuffer,
+    Grown,
+    Hello,
+    Ping,
+    Pong,
+    ProtocolError,
+    encode,
+)
 from worker.resident.ticket import Ticket, issue
 
 log = logging.getLogger(__name__)
@@ -52,6 +65,10 @@ class Server:
     def deliver(self, connection: int, answer: Answer) -> None:
         """Send an answer to whoever asked; dropped where they hung up."""
         self._loop.call_soon_threadsafe(self._answer, connection, answer)
+
+    def tell(self, connection: int, grown: Grown) -> None:
+        """Send whoever asked what an answer has grown by; dropped where they hung up."""
+        self._loop.call_soon_threadsafe(self._grow, connection, grown)
 
     def fail(self, error: Exception) -> None:
         """Tell every connection that the engine cannot go on, and end `run` with the error."""
@@ -141,6 +158,10 @@ class Server:
             )
         connection.writer.write(data)
 
+    def _grow(self, number: int, grown: Grown) -> None:
+        if connection := self._connections.get(number):
+            connection.writer.write(encode(grown))
+
     def _break(self, error: Exception) -> None:
         if self._failure.done():
             return
@@ -160,4 +181,6 @@ class _Connection:
 
 
 def _issue(number: int, connection: _Connection, question: Question, begin: Begin) -> Ticket:
-    return issue(number, connection.number, question, begin.options, begin.claimed_at, begin.job_id)
+    return issue(
+        number, connection.number, question, begin.options, begin.claimed_at, begin.job_id, stream=begin.stream
+    )

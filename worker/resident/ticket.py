@@ -20,7 +20,8 @@ class Ticket:
         options: what it is answered with, the row's own options included.
         seed: what it is sampled with.
         claimed_at: when its shard was claimed, monotonic seconds.
-        job_id: its job, as text; None where the client named none.
+        job_id: its job, as text; None where it has none.
+        stream: whether its answer is told while it is written.
     """
 
     id: str
@@ -30,6 +31,7 @@ class Ticket:
     seed: int
     claimed_at: float
     job_id: str | None = None
+    stream: bool = False
 
     @property
     def interactive(self) -> bool:
@@ -49,6 +51,8 @@ def issue(
     job: AnswerOptions,
     claimed_at: float,
     job_id: str | None = None,
+    *,
+    stream: bool = False,
 ) -> Ticket:
     """Make the ticket of a question.
 
@@ -64,6 +68,7 @@ def issue(
         seed=row.seed if row.seed is not None else seed_of(job.seed, question.custom_id),
         claimed_at=claimed_at,
         job_id=job_id,
+        stream=stream,
     )
 
 

@@ -43,6 +43,7 @@ def answering(retriever: ChromaRetriever, answers: list[Answer]) -> Iterator[Pip
         max_batch=8,
         answer_without_context=False,
         deliver=lambda _, answer: answers.append(answer),
+        tell=lambda _, grown: pytest.fail(str(grown)),
         fail=lambda error: pytest.fail(str(error)),
     )
     pipeline.start()

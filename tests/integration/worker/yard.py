@@ -129,6 +129,7 @@ class Yard:
             max_batch=4,
             bulk_concurrency=2,
             interactive_concurrency=1,
+            ask_concurrency=32,
             max_attempts=5,
         )
         log = (self.home / f"{module[0]}-{len(self._processes)}.log").open("wb")

@@ -29,6 +29,7 @@ def _served(path: Path, engine: StandInEngine) -> Iterator[None]:
             max_batch=4,
             answer_without_context=True,
             deliver=server.deliver,
+            tell=server.tell,
             fail=server.fail,
         )
         pipeline.start()

@@ -15,7 +15,8 @@ from ragspec.corpus.passage import Passage
 from ragspec.errors import ServiceUnavailableError
 from ragspec.jobs.answer import Answer, Question
 from ragspec.jobs.options import AnswerOptions
-from tests.worker_stand_in import MODEL, PASSAGE, StandInEngine, StandInRetriever, stand_in_parts, wait_until
+from tests.worker_stand_in import MODEL, PASSAGE, STEPS, StandInEngine, StandInRetriever, stand_in_parts, wait_until
+from worker.protocol import Grown
 from worker.resident.pipeline import LOOKAHEAD_BATCHES, RETRIEVAL_BATCH, Pipeline
 from worker.resident.silence import _Silent
 from worker.resident.ticket import Ticket, issue
@@ -27,12 +28,13 @@ class Desk:
 
     pipeline: Pipeline = field(init=False)
     answers: list[tuple[int, Answer]] = field(default_factory=list)
+    grown: list[tuple[int, Grown]] = field(default_factory=list)
     failures: list[Exception] = field(default_factory=list)
 
-    def ask(self, idx: int, text: str, connection: int = 1, **chosen: object) -> Ticket:
+    def ask(self, idx: int, text: str, connection: int = 1, *, stream: bool = False, **chosen: object) -> Ticket:
         common = {"collection": "docs", "temperature": 0.5, "stop": ("\n",), "min_tokens": 2, "logit_bias": {3: -1.0}}
         options = AnswerOptions(**common | chosen)
-        ticket = issue(idx, connection, Question(idx, f"q{idx}", text), options, 0.0, "job-1")
+        ticket = issue(idx, connection, Question(idx, f"q{idx}", text), options, 0.0, "job-1", stream=stream)
         self.pipeline.submit(ticket)
         return ticket
 
@@ -48,6 +50,7 @@ def desk(engine: StandInEngine, retriever: StandInRetriever | None = None) -> It
         max_batch=4,
         answer_without_context=True,
         deliver=lambda connection, answer: made.answers.append((connection, answer)),
+        tell=lambda connection, grown: made.grown.append((connection, grown)),
         fail=made.failures.append,
     )
     made.pipeline.start()
@@ -119,6 +122,21 @@ def test_an_answer_carries_who_gave_it_and_how() -> None:
         answer.num_accepted_draft_tokens,
         answer.acceptance_histogram,
     ) == (1, 2, 1, [0, 1])
+
+
+def test_an_answer_that_is_streamed_is_told_while_it_grows() -> None:
+    with desk(StandInEngine()) as made:
+        made.ask(0, "a question of some length", connection=1, stream=True)
+        made.ask(1, "another one, not streamed", connection=1)
+        made.ask(2, "a third one", connection=2, stream=True)
+        wait_until(lambda: len(made.answers) == 3)
+
+    for connection, idx in ((1, 0), (2, 2)):
+        told = [grown for who, grown in made.grown if who == connection]
+        assert {grown.idx for grown in told} == {idx}
+        assert len(told) == STEPS
+        assert "".join(grown.text for grown in told) == made.texts()[idx]
+        assert [grown.start for grown in told] == [sum(len(one.tokens) for one in told[:i]) for i in range(STEPS)]
 
 
 def test_no_more_is_prepared_than_the_engine_can_take_soon() -> None:

@@ -21,6 +21,7 @@ from worker.protocol import (
     Failed,
     Frame,
     FrameBuffer,
+    Grown,
     Hello,
     Ping,
     Pong,
@@ -53,9 +54,10 @@ OPTIONS = st.builds(
 )
 FRAMES = st.one_of(
     st.builds(Hello, TEXT),
-    st.builds(Begin, OPTIONS, FINITE, st.text()),
+    st.builds(Begin, OPTIONS, FINITE, st.none() | st.text(), st.booleans()),
     st.builds(Ask, QUESTIONS),
     st.builds(Answered, ANSWERS),
+    st.builds(Grown, COUNTS, COUNTS, st.lists(COUNTS, max_size=5), st.lists(COUNTS, max_size=5), TEXT),
     st.just(Ping()),
     st.builds(Pong, COUNTS, COUNTS, COUNTS, FINITE),
     st.builds(Failed, TEXT, TEXT),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import stat
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,9 @@ import pytest
 from ragspec.jobs.answer import Answer, Question
 from ragspec.jobs.options import AnswerOptions
 from tests.unit.worker.conftest import Serving
-from tests.worker_stand_in import MODEL, StandInEngine, wait_until
+from tests.worker_stand_in import MODEL, STEPS, StandInEngine, wait_until
 from worker.link import EngineLostError, Link
-from worker.protocol import Answered, Ask, Begin, Failed, Frame, Hello, Ping, Pong, encode
+from worker.protocol import Answered, Ask, Begin, Failed, Frame, Grown, Hello, Ping, Pong, encode
 
 BEGIN = Begin(AnswerOptions(collection="docs"), 0.0, "job-1")
 
@@ -47,6 +48,18 @@ def test_it_greets_answers_and_tells_how_it_fares(serving: Serving) -> None:
     assert isinstance(pong, Pong)
     assert (pong.waiting, pong.running, pong.stalled_s) == (0, 0, 0.0)
     assert pong.steps > 0
+
+
+def test_an_answer_is_told_while_it_grows_to_whom_asked_for_that(serving: Serving) -> None:
+    with Link(path := serving(StandInEngine()), timeout=5) as link, Link(path, timeout=5) as other:
+        link.send(replace(BEGIN, stream=True), ask(0, "abcdefgh"))
+        other.send(BEGIN, ask(0, "ijklmnop"))
+        *grown, last = read(link, STEPS + 1)
+        assert [type(frame) for frame in read(other, 1)] == [Answered]
+
+    assert isinstance(last, Answered)
+    assert "".join(frame.text for frame in grown if isinstance(frame, Grown)) == last.answer.text == "hgfedcba"
+    assert len(grown) == STEPS
 
 
 def test_a_silent_resident_is_no_lost_one(serving: Serving) -> None:
