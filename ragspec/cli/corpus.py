@@ -49,7 +49,8 @@ def ingest(paths: tuple[str, ...], collection: str, *, prune: bool, as_json: boo
     """
     from ragspec.corpus.embedder import load_embedder
     from ragspec.corpus.ingest import ingest as bring_up_to_date
-    from ragspec.corpus.store import check_name, open_store
+    from ragspec.corpus.naming import check_name
+    from ragspec.corpus.store import open_store
 
     check_name(collection)
     settings = load_settings()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import difflib
 import functools
-import re
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from chromadb.api.client import Client
 from chromadb.api.models.Collection import Collection
 from chromadb.config import Settings as ChromaSettings
 
+from ragspec.corpus.naming import NAME_RULE, check_name
 from ragspec.errors import InputError, NotFoundError, RefusedError, ServiceUnavailableError
 from ragspec.models import model_label
 from ragspec.settings import PREFIX, Settings
@@ -30,13 +30,6 @@ DIMENSION_KEY = "ragspec_dimension"
 _TIMEOUT = httpx.Timeout(120, connect=5)
 #: Passages read at a time where a whole collection is walked.
 PAGE = 1000
-
-NAME_RULE = (
-    "A collection's name has 3 to 512 characters from a-z, A-Z, 0-9, '.', '_' and '-', starts and ends with a letter "
-    "or digit, holds no '..' and is no IP address."
-)
-_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{1,510}[a-zA-Z0-9]")
-_ADDRESS = re.compile(r"\d{1,3}(\.\d{1,3}){3}")
 
 #: What Chroma's client raises where the same call may succeed a moment later.
 AWAY = (httpx.TransportError, chromadb.errors.RateLimitError)
@@ -224,16 +217,6 @@ def _texts(collection: Collection, offset: int) -> list[str]:
 def _page(collection: Collection, offset: int) -> tuple[list[str], list[dict[str, Any]]]:
     page = collection.get(limit=PAGE, offset=offset, include=["metadatas"])
     return page["ids"], [dict(metadata or {}) for metadata in page["metadatas"] or []]
-
-
-def check_name(name: str) -> None:
-    """Refuse a name that Chroma refuses, before anything is sent.
-
-    Raises:
-        InputError: code `bad_collection_name`, with the rule.
-    """
-    if not _NAME.fullmatch(name) or ".." in name or _ADDRESS.fullmatch(name):
-        raise InputError(f"{name!r} cannot be a collection's name.", NAME_RULE, code="bad_collection_name")
 
 
 def require_embedder(name: str, built: str, embedder: str) -> None:
