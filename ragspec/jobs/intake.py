@@ -15,15 +15,17 @@ from uuid import UUID, uuid4
 
 import psycopg
 from psycopg.types.json import Jsonb
-from sqlalchemy import Connection, Engine, func, select, text, update
+from sqlalchemy import Connection, Engine, and_, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 
 from ragspec.errors import InputError
 from ragspec.jobs.fence import lock_job
+from ragspec.jobs.limits import require_room
 from ragspec.jobs.message import ShardMessage
 from ragspec.jobs.options import AnswerOptions
 from ragspec.jobs.row import ParsedRow, RowFault
 from ragspec.jobs.tables import Job, Shard
+from ragspec.jobs.tenant import DEFAULT_TENANT
 
 #: Bad rows that are reported one by one; of the rest only the number is.
 SHOWN_FAULTS = 20
@@ -108,8 +110,9 @@ def record_job(
     shard_size: int,
     skip_faults: bool = False,
     new: bool = False,
+    tenant_id: UUID = DEFAULT_TENANT,
 ) -> Recorded:
-    """Record a job of these rows, or find the one that the same rows and options already made.
+    """Record a job of these rows, or find the one that the same rows and options of the same tenant already made.
 
     Two callers that record the same rows at once make one job: the unique index on the fingerprint lets one insert
     win and the other resume.
@@ -122,9 +125,11 @@ def record_job(
         shard_size: questions per message.
         skip_faults: record bad rows in `row_errors` and go on; otherwise one bad row rejects the file.
         new: make a new job even if there is one to resume; the older one is left as it is, but resumed no more.
+        tenant_id: whose it is. `engine` may be the tenant's own (`tenancy.engine_of`) or not.
 
     Raises:
         RowsRejectedError: bad rows, and `skip_faults` is off or no good row is left.
+        LimitReachedError: a limit of the tenant leaves no room for it. Resuming takes none.
         InputError: there is no row at all (`empty_file`).
     """
     with engine.begin() as connection:
@@ -137,9 +142,11 @@ def record_job(
         ).one()
         faults = tuple(RowFault(*row) for row in connection.execute(text(_FAULTS), {"n": SHOWN_FAULTS}))
         _judge(good, bad, faults, skip_faults=skip_faults)
+        same = and_(Job.tenant_id == tenant_id, Job.fingerprint == fingerprint, Job.resumable)
         if new:
-            connection.execute(update(Job).where(Job.fingerprint == fingerprint, Job.resumable).values(resumable=False))
+            connection.execute(update(Job).where(same).values(resumable=False))
         job = {
+            "tenant_id": tenant_id,
             "source_name": source_name,
             "fingerprint": fingerprint,
             "questions_total": good,
@@ -147,12 +154,11 @@ def record_job(
             "row_errors": bad,
         }
         while (job_id := _insert_job(connection, options, job)) is None:
-            known = connection.execute(
-                select(Job.id, Job.questions_total, Job.row_errors).where(Job.fingerprint == fingerprint, Job.resumable)
-            ).one_or_none()
+            known = connection.execute(select(Job.id, Job.questions_total, Job.row_errors).where(same)).one_or_none()
             # None: cancelled between the two statements; then the place is free.
             if known is not None:
                 return Recorded(known.id, created=False, questions=known.questions_total, row_errors=known.row_errors)
+        require_room(connection, tenant_id, job_id, good)
         connection.execute(text(_INSERT_QUESTIONS), {"job_id": job_id})
         connection.execute(text(_INSERT_FAULTS), {"job_id": job_id})
         connection.execute(text(_INSERT_SHARDS), {"job_id": job_id, "size": shard_size, "total": good})
@@ -185,7 +191,7 @@ def _insert_job(connection: Connection, options: AnswerOptions, job: dict[str, A
             queue=options.queue,
             **job,
         )
-        .on_conflict_do_nothing(index_elements=["fingerprint"], index_where=text("resumable"))
+        .on_conflict_do_nothing(index_elements=["tenant_id", "fingerprint"], index_where=text("resumable"))
         .returning(Job.id)
     ).scalar_one_or_none()
 

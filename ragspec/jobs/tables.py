@@ -13,6 +13,7 @@ from sqlalchemy import (
     ForeignKeyConstraint,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     SmallInteger,
     Text,
@@ -24,6 +25,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION, JSONB, REAL,
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from ragspec.jobs.options import Queue
+from ragspec.jobs.tenant import DEFAULT_TENANT
 
 #: OpenAI Batch's names. `validating` and `finalizing` lie inside one transaction here and are never seen from outside.
 JobState = Literal[
@@ -35,6 +37,7 @@ ShardState = Literal["queued", "running", "done"]
 _JOB_STATES = (
     "state IN ('validating', 'in_progress', 'finalizing', 'completed', 'failed', 'expired', 'cancelling', 'cancelled')"
 )
+_UNFINISHED = "state IN ('in_progress', 'finalizing', 'cancelling')"
 
 
 class Base(DeclarativeBase):
@@ -61,6 +64,45 @@ class Base(DeclarativeBase):
     }
 
 
+class TenantRow(Base):
+    """Who jobs and collections belong to; `ragspec.jobs.tenant.Tenant` is how it travels. A null limit is none."""
+
+    __tablename__ = "tenants"
+    __table_args__ = (
+        CheckConstraint(
+            "requests_per_minute >= 0 AND max_enqueued_questions >= 0 AND max_concurrent_jobs >= 0",
+            name="limits_positive",
+        ),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    requests_per_minute: Mapped[int | None]
+    max_enqueued_questions: Mapped[int | None]
+    max_concurrent_jobs: Mapped[int | None]
+
+
+class ApiKeyRow(Base):
+    """A key of a tenant, of which only the SHA-256 is kept."""
+
+    __tablename__ = "api_keys"
+    __table_args__ = (
+        CheckConstraint("length(key_hash) = 32", name="hash_is_sha256"),
+        # A revoked key's name is free again: keys are replaced under the name that they had.
+        Index("ix_api_keys_name_in_use", "tenant_id", "name", unique=True, postgresql_where=sql("revoked_at IS NULL")),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id"))
+    name: Mapped[str]
+    prefix: Mapped[str]
+    key_hash: Mapped[bytes] = mapped_column(LargeBinary, unique=True)
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    last_used_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+
+
 class Job(Base):
     """One submitted file: its options and where it stands."""
 
@@ -73,12 +115,14 @@ class Job(Base):
             "(finished_at IS NOT NULL) = (state IN ('completed', 'failed', 'expired', 'cancelled'))",
             name="finished_has_time",
         ),
-        # One job a file and options, unless `--new` or a cancel took the older one out of the way.
-        Index("ix_jobs_fingerprint_resumable", "fingerprint", unique=True, postgresql_where=sql("resumable")),
-        Index("ix_jobs_created_at", "created_at"),
+        # One job a tenant, file and options, unless `--new` or a cancel took the older one out of the way.
         Index(
-            "ix_jobs_unfinished", "state", postgresql_where=sql("state IN ('in_progress', 'finalizing', 'cancelling')")
+            "ix_jobs_fingerprint_resumable", "tenant_id", "fingerprint", unique=True, postgresql_where=sql("resumable")
         ),
+        Index("ix_jobs_created_at", "created_at"),
+        Index("ix_jobs_tenant_id_created_at", "tenant_id", "created_at"),
+        Index("ix_jobs_unfinished", "state", postgresql_where=sql(_UNFINISHED)),
+        Index("ix_jobs_unfinished_of_tenant", "tenant_id", postgresql_where=sql(_UNFINISHED)),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
@@ -97,6 +141,7 @@ class Job(Base):
     finished_at: Mapped[datetime | None]
     cancel_requested_at: Mapped[datetime | None]
     error: Mapped[str | None]
+    tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id"), server_default=sql(f"'{DEFAULT_TENANT}'::uuid"))
 
 
 class QuestionRow(Base):
