@@ -26,6 +26,8 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "evaluate": ("ragspec.cli.results", "evaluate", "Score a job against the answers in its question file."),
     "cancel": ("ragspec.cli.jobs", "cancel", "Cancel a job; answers so far are kept."),
     "retry": ("ragspec.cli.jobs", "retry", "Run a job's failed rows again."),
+    "tenants": ("ragspec.cli.tenants", "tenants", "Make, list and limit tenants."),
+    "keys": ("ragspec.cli.tenants", "keys", "Make, list and revoke API keys."),
     "head": ("ragspec.cli.head", "head", "Train, measure and look at speculation heads."),
     "models": ("ragspec.cli.models", "models", "Fetch, list and find the models."),
     "config": ("ragspec.cli.config", "config", "Print every setting, its value and where it comes from."),

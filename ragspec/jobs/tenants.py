@@ -92,4 +92,4 @@ def tenant_of(row: Sequence[Any]) -> Tenant:
 
 
 def _unknown(name: str) -> NotFoundError:
-    return NotFoundError(f"There is no tenant {name!r}.", code="unknown_tenant")
+    return NotFoundError(f"There is no tenant {name!r}.", "`ragspec tenants list` lists them.", code="unknown_tenant")
