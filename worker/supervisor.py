@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import signal
 import tempfile
 import threading
@@ -13,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+from ragspec.asking.beat import FRESH_S, Beat
 from ragspec.interpreter import PYTHON
 from ragspec.queue import ASKS, CONTROL
 from ragspec.services.home import SOCKET_FOLDER, run_folder
@@ -21,6 +23,7 @@ from ragspec.services.worker import forget_dead_workers
 from ragspec.settings import Settings, child_environment
 from worker import report
 from worker.child import Child
+from worker.heart import Heart
 from worker.link import EngineLostError, Link
 from worker.protocol import Ping, Pong
 
@@ -86,6 +89,7 @@ class _Supervisor:
         parent = f"--parent={os.getpid()}"
         self._resident = Child("resident", [*resident, f"--socket={socket}", parent], environment)
         self._watch = _Watch(socket, settings.engine_timeout)
+        self._heart: Heart | None = None
         concurrency = {
             "bulk": settings.bulk_concurrency,
             "interactive": settings.interactive_concurrency,
@@ -143,14 +147,24 @@ class _Supervisor:
         pong = self._watch.look()
         if pong is not None:
             self._state, self._model, self._steps = "ready", self._watch.model, pong.steps
+            if pong.stalled_s < FRESH_S:
+                self._beat(Beat(time.time(), self._model, pong.waiting, pong.running))
         if self._watch.hung:
             log.error("the engine made no progress for %g s; killing it", self._settings.engine_timeout)
             self._resident.send(signal.SIGKILL)
         return None
 
+    def _beat(self, beat: Beat) -> None:
+        if self._heart is None:
+            self._heart = Heart(self._settings.require_redis(), f"{platform.node()}:{os.getpid()}")
+            self._heart.start()
+        self._heart.told(beat)
+
     def _shut_down(self) -> None:
         """Nodes first, so that they can write what the engine has answered; then the engine."""
         self._state = "stopping"
+        if self._heart is not None:
+            self._heart.stop()
         for node in self._nodes:
             node.send(signal.SIGTERM)
         # Celery's warm shutdown: the children see the drain flag and hand back what they have not answered. What a

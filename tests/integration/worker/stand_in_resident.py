@@ -1,7 +1,7 @@
 """A resident process with a stand-in engine: everything around the model is the real thing.
 
-`RAGSPEC_HOME/stand-in.json` says how the engine behaves: `step_s`, seconds a step takes; `hang_at`, the question at
-which the first engine of this home hangs; `die_at`, the one at which every engine dies.
+`RAGSPEC_HOME/stand-in.json` says how the engine behaves, also while it runs: `step_s`, seconds a step takes; `hang_at`, the
+question at which the first engine of this home hangs; `die_at`, the one at which every engine dies.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from worker.resident.parts import Parts
 
 
 def load(settings: Settings) -> Parts:
-    knobs = json.loads((settings.home / "stand-in.json").read_text())
-
     hung = settings.home / "hung"
 
     def on_step(questions: list[str]) -> None:
+        knobs = json.loads((settings.home / "stand-in.json").read_text())
         time.sleep(knobs["step_s"])
         if knobs.get("hang_at") in questions and not hung.exists():
             hung.touch()

@@ -26,6 +26,8 @@ from ragspec.queue import celery_app, send_shards, waiting
 from ragspec.services.home import worker_report
 from ragspec.settings import Settings, child_environment
 from tests.integration.jobs.worlds import make_job
+from worker.link import Link
+from worker.protocol import Ping, Pong
 
 ROOT = Path(__file__).parents[3]
 
@@ -38,20 +40,29 @@ class Yard:
         self.database = database
         self.redis = redis.Redis.from_url(redis_url)
         self.redis.flushdb()
-        self._services = {"database_url": database_url, "redis_url": redis_url, "chroma_url": "http://127.0.0.1:1"}
-        self.app: Celery = celery_app(Settings(**self._services))
+        self.services = {"database_url": database_url, "redis_url": redis_url, "chroma_url": "http://127.0.0.1:1"}
+        self.app: Celery = celery_app(Settings(**self.services))
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._last: Worker | None = None
         self.behave()
 
     def behave(self, step_s: float = 0.02, **knobs: Any) -> None:
-        """Say how the engines of workers started from now on behave."""
-        (self.home / "stand-in.json").write_text(json.dumps({"step_s": step_s, **knobs}))
+        """Say how the engines behave from now on."""
+        draft = self.home / "stand-in.draft"
+        draft.write_text(json.dumps({"step_s": step_s, **knobs}))
+        draft.replace(self.home / "stand-in.json")
 
     def start_worker(self) -> Worker:
         """A worker, ready."""
         worker = Worker(self._start("tests.integration.worker.stand_in_worker"), self.home)
         self.until(worker.serving, 60)
         return worker
+
+    def a_worker(self) -> Worker:
+        """One that is ready: the last one, or where that has ended a new one."""
+        if self._last is None or self._last.process.poll() is not None:
+            self._last = self.start_worker()
+        return self._last
 
     def start_beat(self) -> None:
         """The clock of the sweep."""
@@ -119,7 +130,7 @@ class Yard:
 
     def _start(self, *module: str) -> subprocess.Popen[bytes]:
         environment = child_environment(
-            **self._services,
+            **self.services,
             home=self.home,
             heartbeat_interval=0.3,
             stale_after=1.5,
@@ -188,6 +199,15 @@ def _tree(pid: int) -> list[psutil.Process]:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
+
+
+def engine_is_idle(worker: Worker) -> bool:
+    """Whether its resident process has nothing to answer."""
+    with Link(Path(worker.report()["socket"]), 5.0) as link:
+        link.send(Ping())
+        (pong,) = link.read(5.0)
+    assert isinstance(pong, Pong)
+    return pong.waiting + pong.running == 0
 
 
 def _words(process: psutil.Process) -> list[str]:
