@@ -20,45 +20,14 @@ from uuid import UUID
 
 from sqlalchemy import text
 
+from benchmarks.direct import Direct
 from producer.submit import submit
-from ragspec.assembly import make_engine
-from ragspec.corpus.embedder import load_embedder
-from ragspec.corpus.retriever import load_retriever
-from ragspec.decoding.loading import load_configured
-from ragspec.decoding.request import Request, Sampling
 from ragspec.jobs.database import connect
 from ragspec.jobs.options import AnswerOptions
-from ragspec.prompt import PromptBuilder
 from ragspec.settings import Settings, load_settings
 
 #: What the project promises.
 LIMIT = 0.05
-
-
-class Direct:
-    """The engine and its marriage with retrieval, called as a library."""
-
-    def __init__(self, settings: Settings, options: AnswerOptions) -> None:
-        self._options = options
-        self._target = load_configured(settings)
-        self._retriever = load_retriever(settings, load_embedder(settings))
-        window = min(settings.context_window, self._target.context_window)
-        self._prompts = PromptBuilder(self._target.tokenizer, window, settings.prompt_template, settings.passage_order)
-        self._engine = make_engine(settings, self._target)
-
-    def answer(self, questions: list[str]) -> tuple[float, int]:
-        """Seconds for all questions, and the tokens written."""
-        options = self._options
-        tokens = 0
-        started = time.perf_counter()
-        found = self._retriever.retrieve(questions, options.collection, options.top_k)
-        for i, (question, passages) in enumerate(zip(questions, found, strict=True)):
-            prompt = self._prompts.build(question, passages, options.max_tokens)
-            sampling = Sampling(max_tokens=options.max_tokens)
-            self._engine.add(Request(str(i), prompt.token_ids, sampling, prompt.passage_spans, group="job"))
-        while self._engine.has_work:
-            tokens += sum(done.completion_tokens for done in self._engine.step())
-        return time.perf_counter() - started, tokens
 
 
 def through_the_queue(settings: Settings, path: Path, options: AnswerOptions) -> tuple[float, int]:
@@ -141,4 +110,5 @@ def main() -> None:
     sys.exit(overhead > LIMIT)
 
 
-main()
+if __name__ == "__main__":
+    main()
