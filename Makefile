@@ -32,8 +32,9 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# Side by side by file, each process with services of its own; much of the time they wait for those.
 test: lint
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile $(PYTEST_ARGS)
 
 demo: setup
 	$(BIN)/python -m ragspec.demo

@@ -65,6 +65,18 @@ class Settings(BaseSettings):
     flower_user: str = Field("ragspec", description="User name that Flower asks for.")
     flower_password: SecretStr | None = Field(None, description="Flower's password; unset lets loopback in freely.")
 
+    # Gateway
+    gateway_port: int = Field(
+        8080, ge=0, le=65535, description="Port of the HTTP gateway; 0 takes a free one under `ragspec up`."
+    )
+    gateway_access: Literal["open", "keys"] = Field(
+        "open", description="open: whoever reaches the gateway is the tenant `default`; keys: an API key is asked for."
+    )
+    gateway_collection: str | None = Field(
+        None, description="Collection of questions over HTTP that name none; unset takes the only one there is."
+    )
+    gateway_timeout: Seconds = Field(60, description="Seconds until an answer over HTTP is not wanted any more.")
+
     # Models
     model: str = Field(DEFAULT_MODEL, description="Target: a shipped name, a hub id or a local folder.")
     embedder: str = Field(DEFAULT_EMBEDDER, description="Embedder: a shipped name, a hub id or a local folder.")

@@ -12,8 +12,13 @@ from ragspec.errors import RagspecError
 
 #: verb -> (module, attribute, help). The help stands here so that `ragspec --help` imports no verb.
 VERBS: dict[str, tuple[str, str, str]] = {
-    "up": ("ragspec.cli.services", "up", "Start Redis, PostgreSQL, Chroma, a worker, beat and Flower on this machine."),
+    "up": (
+        "ragspec.cli.services",
+        "up",
+        "Start Redis, PostgreSQL, Chroma, worker, beat, Flower and gateway on this machine.",
+    ),
     "down": ("ragspec.cli.services", "down", "Stop what `ragspec up --detach` started."),
+    "serve": ("ragspec.cli.serve", "serve", "Answer questions over HTTP."),
     "worker": ("ragspec.cli.services", "worker", "Run one worker: the resident engine and its Celery nodes."),
     "ingest": ("ragspec.cli.corpus", "ingest", "Read documents into a collection."),
     "collections": ("ragspec.cli.corpus", "collections", "List collections, or delete one."),

@@ -14,8 +14,9 @@ from ragspec.settings import load_settings
 @click.option("--detach", is_flag=True, help="Return once everything is well; `ragspec down` stops it.")
 @click.option("--no-worker", is_flag=True, help="Only the stores and Flower: no worker, no beat.")
 @click.option("--no-flower", is_flag=True, help="No Flower.")
-def up(*, detach: bool, no_worker: bool, no_flower: bool) -> None:
-    """Start Redis, PostgreSQL, Chroma, a worker, beat and Flower on this machine.
+@click.option("--no-gateway", is_flag=True, help="No HTTP gateway.")
+def up(*, detach: bool, no_worker: bool, no_flower: bool, no_gateway: bool) -> None:
+    """Start Redis, PostgreSQL, Chroma, a worker, beat, Flower and the HTTP gateway on this machine.
 
     State lies under RAGSPEC_HOME. A store whose URL is configured (RAGSPEC_REDIS_URL, RAGSPEC_DATABASE_URL,
     RAGSPEC_CHROMA_URL) is used and not started. Ctrl-C stops everything; a second Ctrl-C does not wait.
@@ -24,6 +25,7 @@ def up(*, detach: bool, no_worker: bool, no_flower: bool) -> None:
     Example:
       RAGSPEC_HOME=~/handbook ragspec up --detach
     """
+    left_out = {"--no-worker": no_worker, "--no-flower": no_flower, "--no-gateway": no_gateway}
     if detach:
         from ragspec.services.detach import start_detached
 
@@ -31,11 +33,12 @@ def up(*, detach: bool, no_worker: bool, no_flower: bool) -> None:
             if not line.startswith(UNKNOWN_SETTING):  # this process has warned of it already
                 click.echo(line)
 
-        options = [name for name, given in (("--no-worker", no_worker), ("--no-flower", no_flower)) if given]
+        options = [name for name, given in left_out.items() if given]
         sys.exit(start_detached(load_settings().home, options, say))
-    from ragspec.services.supervisor import run_up
+    from ragspec.services.supervisor import FRONTS, run_up
 
-    run_up(click.echo, with_worker=not no_worker, with_flower=not no_flower)
+    fronts = [front for front in FRONTS if not left_out[f"--no-{front}"]]
+    run_up(click.echo, with_worker=not no_worker, fronts=fronts)
 
 
 @click.command()

@@ -6,11 +6,10 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from ragspec.errors import ServiceUnavailableError
 from ragspec.interpreter import PYTHON
 from ragspec.services.http import probe_http
 from ragspec.services.part import Part
-from ragspec.services.ports import LOOPBACK, free_port, is_taken
+from ragspec.services.ports import LOOPBACK
 from ragspec.services.secret import write_secret
 from ragspec.settings import Settings
 
@@ -42,27 +41,6 @@ def flower_part(settings: Settings, port: int, log: Path, environment: Mapping[s
         environment={**environment, **secret},
         probe=lambda _pid: probe_http(f"{url}/healthcheck"),
     )
-
-
-def choose_flower_port(settings: Settings) -> tuple[int, str]:
-    """The port for Flower, and a line to say about it, or empty.
-
-    Raises:
-        ServiceUnavailableError: a port was asked for by `RAGSPEC_FLOWER_PORT` and is taken (code `port_taken`).
-    """
-    wanted = settings.flower_port
-    if wanted == 0:
-        return free_port(), ""
-    if not is_taken(wanted):
-        return wanted, ""
-    if "flower_port" in settings.model_fields_set:
-        raise ServiceUnavailableError(
-            f"RAGSPEC_FLOWER_PORT={wanted} is taken by another process.",
-            "Set it to another port, to 0 for any free one, or leave Flower out with --no-flower.",
-            code="port_taken",
-        )
-    port = free_port()
-    return port, f"flower: port {wanted} is taken, so it listens on {port}; RAGSPEC_FLOWER_PORT chooses another"
 
 
 def _cookie_secret(path: Path) -> str:

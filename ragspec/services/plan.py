@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ragspec.services.beat import beat_part
 from ragspec.services.chroma import chroma_part, probe_chroma
 from ragspec.services.flower import flower_part
+from ragspec.services.gateway import gateway_part
 from ragspec.services.home import log_of
 from ragspec.services.part import Part
 from ragspec.services.postgres import postgres_part, probe_postgres
@@ -47,8 +48,10 @@ def plan_stores(settings: Settings) -> dict[str, Part | Configured]:
     }
 
 
-def plan_workers(settings: Settings, urls: dict[str, str], *, with_worker: bool, flower_port: int | None) -> list[Part]:
-    """Worker, beat and Flower on the stores at `urls` (setting name to address); no `flower_port`, no Flower."""
+def plan_workers(
+    settings: Settings, urls: dict[str, str], *, with_worker: bool, ports: Mapping[str, int]
+) -> list[Part]:
+    """Worker, beat, Flower and gateway on the stores at `urls` (setting name to address); who has no port is left out."""
     home = settings.home
     environment = child_environment(home=home, **urls)
     parts = []
@@ -57,6 +60,8 @@ def plan_workers(settings: Settings, urls: dict[str, str], *, with_worker: bool,
             worker_part(settings, log_of(home, "worker"), environment),
             beat_part(log_of(home, "beat"), environment),
         ]
-    if flower_port is not None:
-        parts.append(flower_part(settings, flower_port, log_of(home, "flower"), environment))
+    if "flower" in ports:
+        parts.append(flower_part(settings, ports["flower"], log_of(home, "flower"), environment))
+    if "gateway" in ports:
+        parts.append(gateway_part(ports["gateway"], log_of(home, "gateway"), environment))
     return parts

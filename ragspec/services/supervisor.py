@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ragspec.errors import ServiceUnavailableError
 from ragspec.services.child import Child, await_health, start, stop
-from ragspec.services.flower import choose_flower_port
 from ragspec.services.home import prepare_home, speaking_of
 from ragspec.services.interrupts import Interrupts
 from ragspec.services.part import Part
 from ragspec.services.plan import Configured, plan_stores, plan_workers
+from ragspec.services.ports import choose_port
 from ragspec.services.preflight import check_stores, check_worker
 from ragspec.services.record import ProcessId, Record, State, end, forget_record, hold_home, read_record
 from ragspec.services.secret import write_secret
@@ -29,6 +29,8 @@ MOST_DEATHS = 5
 CALM = 60.0
 #: Seconds between two looks at the parts; the end of one is noticed at once.
 _LOOK_EVERY = 1.0
+#: Parts that listen on a port of their own setting.
+FRONTS = ("flower", "gateway")
 #: Seconds that a configured store has to answer.
 _PATIENCE = 3.0
 
@@ -46,13 +48,13 @@ class _Watched:
     again_at: float | None = None
 
 
-def run_up(say: Say, *, with_worker: bool = True, with_flower: bool = True) -> None:
+def run_up(say: Say, *, with_worker: bool = True, fronts: Sequence[str] = FRONTS) -> None:
     """Run everything until Ctrl-C or SIGTERM. Call it from the main thread of a process that has no other.
 
     Args:
         say: prints a line.
         with_worker: run a worker and beat.
-        with_flower: run Flower.
+        fronts: what listens on a port of its own, of `FRONTS`.
 
     Raises:
         SettingsError: a setting is known to be wrong before anything is started.
@@ -72,7 +74,7 @@ def run_up(say: Say, *, with_worker: bool = True, with_flower: bool = True) -> N
         # Addresses of services that are gone would pass for configured ones.
         (home / SERVICES_FILE).unlink(missing_ok=True)
         with Interrupts() as interrupts:
-            _Supervisor(load_settings(), interrupts, say).run(with_worker=with_worker, with_flower=with_flower)
+            _Supervisor(load_settings(), interrupts, say).run(fronts, with_worker=with_worker)
 
 
 class _Supervisor:
@@ -86,21 +88,23 @@ class _Supervisor:
         self._watched: list[_Watched] = []
         self._state: State = "starting"
 
-    def run(self, *, with_worker: bool, with_flower: bool) -> None:
+    def run(self, fronts: Sequence[str], *, with_worker: bool) -> None:
         """Start, watch, stop; a request to stop is heeded between any two steps."""
         self._record()
         try:
-            self._start(with_worker=with_worker, with_flower=with_flower)
+            self._start(fronts, with_worker=with_worker)
             while not self._interrupts.stopping:
                 self._look()
                 self._interrupts.wait(_LOOK_EVERY)
         finally:
             self._stop()
 
-    def _start(self, *, with_worker: bool, with_flower: bool) -> None:
-        flower_port, remark = choose_flower_port(self._settings) if with_flower else (None, "")
-        if remark:
-            self._say(remark)
+    def _start(self, fronts: Sequence[str], *, with_worker: bool) -> None:
+        ports = {}
+        for front in fronts:
+            ports[front], remark = choose_port(self._settings, front)
+            if remark:
+                self._say(remark)
         stores = plan_stores(self._settings)
         self._bring_up(store for store in stores.values() if isinstance(store, Part))
         for store in stores.values():
@@ -110,9 +114,9 @@ class _Supervisor:
         if self._interrupts.stopping:
             return
         self._migrate(urls["database_url"])
-        workers = plan_workers(self._settings, urls, with_worker=with_worker, flower_port=flower_port)
-        flower_url = next((part.url for part in workers if part.name == "flower"), None)
-        self._publish({**urls, "flower_url": flower_url})
+        workers = plan_workers(self._settings, urls, with_worker=with_worker, ports=ports)
+        addresses = {f"{part.name}_url": part.url for part in workers if part.name in ports}
+        self._publish({**urls, **dict.fromkeys((f"{front}_url" for front in FRONTS), None), **addresses})
         self._bring_up(workers)
         if not self._interrupts.stopping:
             self._state = "ready"

@@ -16,7 +16,7 @@ from pathlib import Path
 from ragspec.services.record import ProcessId, Record, read_record
 from ragspec.settings import PREFIX
 
-BARE = ("--no-worker", "--no-flower")
+BARE = ("--no-worker", "--no-flower", "--no-gateway")
 
 
 class Home:

@@ -131,7 +131,7 @@ def test_a_part_that_keeps_dying_is_given_up_with_its_last_words(light_home: Hom
     program = """if True:
         from ragspec.services import supervisor
         supervisor.MOST_DEATHS = 0
-        supervisor.run_up(print, with_worker=False, with_flower=False)
+        supervisor.run_up(print, with_worker=False, fronts=[])
     """
     up = light_home.start(sys.executable, "-u", "-c", program)
 

@@ -18,11 +18,11 @@ from ragspec.services import home as home_module
 from ragspec.services import postgres
 from ragspec.services.account import unprivileged_account
 from ragspec.services.child import await_health, start, stop
-from ragspec.services.flower import choose_flower_port, flower_part
+from ragspec.services.flower import flower_part
 from ragspec.services.home import prepare_home, worker_report
 from ragspec.services.interrupts import Interrupts
 from ragspec.services.part import Part
-from ragspec.services.ports import LOOPBACK, free_port, is_taken
+from ragspec.services.ports import LOOPBACK, choose_port, free_port, is_taken
 from ragspec.services.secret import write_secret
 from ragspec.services.worker import probe_worker, require_ready_worker
 from ragspec.settings import Settings
@@ -128,13 +128,14 @@ def test_a_secret_is_its_owners_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["secret"]
 
 
-def test_flower_moves_on_from_a_taken_default_port_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAGSPEC_FLOWER_PORT", raising=False)
+@pytest.mark.parametrize("part", ["flower", "gateway"])
+def test_a_part_moves_on_from_a_taken_default_port_and_says_so(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(f"RAGSPEC_{part.upper()}_PORT", raising=False)
     with socket.create_server((LOOPBACK, 0)) as other:
         port = other.getsockname()[1]
-        settings = Settings.model_construct(set(), flower_port=port)
+        settings = Settings.model_construct(set(), **{f"{part}_port": port})
 
-        chosen, remark = choose_flower_port(settings)
+        chosen, remark = choose_port(settings, part)
 
     assert chosen != port
     assert f"port {port} is taken" in remark
