@@ -64,7 +64,7 @@ CSV = 'custom_id,question,note\na,Who?,\nb,"What, and why?",n\n'
     ],
 )
 def test_every_text_format_is_read_plain_and_zipped(tmp_path: Path, name: str, content: str, zipped: bool) -> None:
-    data = gzip.compress(content.encode()) if zipped else content.encode()
+    data = gzip.compress(content.encode(), mtime=0) if zipped else content.encode()
 
     assert questions(read(write(tmp_path, name + (".gz" if zipped else ""), data))) == TWO
 
@@ -75,7 +75,7 @@ def test_parquet_is_read_plain_and_zipped(tmp_path: Path, zipped: bool) -> None:
     table = {"id": ["a", "b"], "question": [text for _, text in TWO], "seed": [None, 7], "other": [[1], [2]]}
     pq.write_table(pa.table(table), path)
     if zipped:
-        path = write(tmp_path, "q.parquet.gz", gzip.compress(path.read_bytes()))
+        path = write(tmp_path, "q.parquet.gz", gzip.compress(path.read_bytes(), mtime=0))
 
     rows = read(path)
 
@@ -90,7 +90,7 @@ def test_plain_text_is_one_question_a_line_named_by_its_line(tmp_path: Path) -> 
 
 
 def test_standard_input_is_told_by_its_first_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    piped = io.BufferedReader(io.BytesIO(gzip.compress(JSONL.encode())))
+    piped = io.BufferedReader(io.BytesIO(gzip.compress(JSONL.encode(), mtime=0)))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(piped))
 
     assert questions(read("-")) == TWO
@@ -261,9 +261,9 @@ def test_a_quote_that_is_never_closed_is_named_by_the_row_in_which_it_opens(
         ("q.jsonl.gz", b"Who?\n", "not_gzip"),
         ("q.csv.gz", b"", "empty_file"),
         ("q.txt", "Who?\n".encode("utf-16"), "not_utf8"),
-        ("q.csv.gz", gzip.compress("question\nWho?\n".encode("utf-16")), "not_utf8"),
-        ("q.jsonl.gz", gzip.compress(JSONL.encode() * 99)[:-12], "corrupt_gzip"),
-        ("q.jsonl.gz", gzip.compress(JSONL.encode() * 99)[:60] + bytes(60), "corrupt_gzip"),
+        ("q.csv.gz", gzip.compress("question\nWho?\n".encode("utf-16"), mtime=0), "not_utf8"),
+        ("q.jsonl.gz", gzip.compress(JSONL.encode() * 99, mtime=0)[:-12], "corrupt_gzip"),
+        ("q.jsonl.gz", gzip.compress(JSONL.encode() * 99, mtime=0)[:60] + bytes(60), "corrupt_gzip"),
         ("q.parquet", b"PAR1 and nothing else", "corrupt_parquet"),
     ],
 )
