@@ -307,7 +307,7 @@ def test_an_engine_killed_in_mid_job_costs_no_answer(home: Home, questions_file:
     """The answers that were there stay as they are, and the next engine gives the others."""
     worker = psutil.Process(home.child("worker").pid)
     (engine,) = (child for child in worker.children() if "worker.resident" in child.cmdline())
-    options = ("--new", "--shard-size", "2", "--max-tokens", "16", "--collection", COLLECTION)
+    options = ("--new", "--shard-size", "2", "--max-tokens", "64", "--collection", COLLECTION)
     job_id = home.ragspec("submit", str(questions_file), *options).stdout.strip()
     until(lambda: bool(answered_at(home, job_id)))
     engine.kill()

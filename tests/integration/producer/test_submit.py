@@ -72,7 +72,7 @@ def test_a_row_whose_least_length_is_above_the_jobs_greatest_is_refused(
 def test_the_priority_picks_the_queue(settings: Settings, tmp_path: Path) -> None:
     submit(settings, questions(tmp_path), OPTIONS.model_copy(update={"queue": "interactive"}), shard_size=5)
 
-    assert waiting(celery_app(settings)) == {"bulk": 0, "interactive": 1, "control": 0}
+    assert waiting(celery_app(settings)) == {"bulk": 0, "interactive": 1, "ask": 0, "control": 0}
 
 
 def test_submitting_again_resumes_and_sends_what_is_not_done(
